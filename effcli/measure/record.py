@@ -1,0 +1,200 @@
+"""`RunRecord`: the one JSON document that reports read. Bytes are integers, times are seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from effcli.errors import DataError
+
+SCHEMA_VERSION = 1
+Status = Literal["planned", "running", "completed", "interrupted", "failed"]
+
+
+class Fact(BaseModel):
+    """Base of the record's parts: frozen; unknown keys of newer versions are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StateTotals(Fact):
+    """Elements and true bytes of one state key, summed over all parameters."""
+
+    elements: int
+    bytes: int
+
+
+class PhaseBytes(Fact):
+    """Bytes live in one phase; None where the part was not predicted."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    activations_bytes: int | None
+    temporaries_bytes: int | None
+    total_bytes: int | None
+
+
+class MemoryPlan(Fact):
+    """Predicted bytes by phase; the peak is None until activations are traced."""
+
+    phases: dict[str, PhaseBytes]
+    basis: dict[str, str]
+    peak_phase: str | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    context_bytes: int | None = None
+    device_total_bytes: int | None = None
+    fits: Literal["fits", "tight", "no"] | None = None
+    largest_batch_size: int | None = None
+
+
+class ModelFacts(Fact):
+    """The model as trained; bytes are those of the parameters and of their gradients."""
+
+    name: str
+    architecture: str
+    task: str
+    num_parameters: int
+    num_trainable_parameters: int
+    num_parameter_tensors: int
+    weights_bytes: int
+    gradients_bytes: int
+
+
+class OptimizerFacts(Fact):
+    """The optimizer's state as predicted before the run."""
+
+    name: str
+    state_bytes: int
+    state_elements: int
+    rule_of_thumb_bytes: int | None
+    basis: str
+    tensors: dict[str, StateTotals]
+    by_parameter: dict[str, int] | None = None
+    total_before_activations_bytes: int
+    plan: MemoryPlan | None = None
+
+
+class BatchFacts(Fact):
+    """Rows per micro-batch, micro-batches per update, processes, and their product."""
+
+    micro: int
+    accum: int
+    world_size: int
+    effective: int
+
+
+class GroupFacts(Fact):
+    """One parameter group of the optimizer."""
+
+    weight_decay: float
+    num_tensors: int
+    num_elements: int
+
+
+class DataFacts(Fact):
+    """Rows used, rows left out (empty) and rows cut to the maximum length."""
+
+    train_rows: int
+    eval_rows: int
+    skipped_rows: int
+    truncated_rows: int
+
+
+class UpdateFacts(Fact):
+    """One optimizer update: mean loss per item of its window, the learning rate it used, gradient norm before clipping."""
+
+    update: int
+    epoch: float
+    loss: float
+    lr: float
+    grad_norm: float
+
+
+class EvalFacts(Fact):
+    """One evaluation; metrics that do not apply to the task are None."""
+
+    epoch: float
+    update: int
+    eval_loss: float
+    eval_accuracy: float | None = None
+    eval_f1: float | None = None
+    eval_perplexity: float | None = None
+
+
+class NvmlFacts(Fact):
+    """Reading of the driver, or the reason why there is none."""
+
+    device_used_bytes: int | None = None
+    process_used_bytes: int | None = None
+    reason: str | None = None
+
+
+class Measured(Fact):
+    """What the run really took. `peak_allocated_bytes` is CUDA's counter; None on a CPU."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    optimizer_state_elements: int
+    tensors: dict[str, StateTotals]
+    peak_allocated_bytes: int | None
+    peak_rss_bytes: int
+    nvml: NvmlFacts
+
+
+class Throughput(Fact):
+    """Averages over the training time alone, evaluation and saving left out."""
+
+    updates_per_second: float
+    samples_per_second: float
+    tokens_per_second: float
+
+
+class Baselines(Fact):
+    """Accuracy and F1 on the evaluation rows without any training of the model."""
+
+    majority_accuracy: float
+    majority_f1: float
+    bag_of_words_accuracy: float
+    bag_of_words_f1: float
+
+
+class RunRecord(Fact):
+    """A whole run: what was asked, what was predicted, what happened, what was measured."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str
+    spec: dict[str, Any]
+    environment: dict[str, Any]
+    model: ModelFacts
+    optimizer: OptimizerFacts
+    batch: BatchFacts
+    groups: tuple[GroupFacts, ...]
+    data: DataFacts
+    total_updates: int
+    history: tuple[UpdateFacts, ...] = ()
+    eval: tuple[EvalFacts, ...] = ()
+    measured: Measured | None = None
+    throughput: Throughput | None = None
+    baselines: Baselines | None = None
+    notes: tuple[str, ...] = ()
+    status: Status = "planned"
+    failure: str | None = None
+
+
+def read_record(path: Path) -> RunRecord:
+    """Return the record saved at `path`.
+
+    Raises:
+        DataError: the file is missing or is no record.
+    """
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read the record '{path}': {error.strerror}") from error
+    except ValidationError as error:
+        raise DataError(f"'{path}' is not a record of effcli: {error.error_count()} fields do not fit") from error

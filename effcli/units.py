@@ -1,0 +1,119 @@
+"""Vocabulary of memory shared by plan, record and report: bytes, dtypes, parameters, state tensors. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes of one element, by the dtype's name as torch prints it after `torch.`."""
+
+
+class Category(StrEnum):
+    """What a byte is held for."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    TEMPORARIES = "temporaries"
+
+
+class Phase(StrEnum):
+    """Part of one update during which memory is counted."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+
+
+class Basis(StrEnum):
+    """Where a number comes from."""
+
+    EXACT = "exact"
+    TRACED = "traced"
+    PROBED = "probed"
+    ASSUMED = "assumed"
+
+
+class Role(StrEnum):
+    """What a tensor of optimizer state is for. Only statistics and steps count as elements."""
+
+    STATISTIC = "statistic"
+    STEP = "step"
+    QUANTISATION = "quantisation"
+
+
+class Placement(StrEnum):
+    """Where a tensor of optimizer state lives."""
+
+    DEVICE = "device"
+    HOST = "host"
+    PAGED = "paged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamInfo:
+    """One parameter as the state laws see it; `dtype` is a key of `DTYPE_BYTES`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    trainable: bool = True
+
+    @property
+    def num_elements(self) -> int:
+        """Return the number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the parameter itself, which are also the bytes of its gradient."""
+        return self.num_elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTensor:
+    """One entry of the optimizer's state for one parameter.
+
+    `key` is the upstream name (`exp_avg`, `state1`, ...). `num_elements` follows the counting rule of
+    `effcli.measure.optimizer_size`: quantisation constants count 0, a Python number under `step` counts 1.
+    `num_bytes` is true storage. `shared` marks a table that all parameters of the optimizer point to: it counts
+    once per optimizer.
+    """
+
+    key: str
+    num_elements: int
+    num_bytes: int
+    role: Role = Role.STATISTIC
+    placement: Placement = Placement.DEVICE
+    shared: bool = False
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return `num_bytes` with a binary unit and two decimals from KiB upwards, such as `501.89 MiB`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(num_bytes) >= unit:
+            return f"{num_bytes / unit:,.2f} {name}"
+    return f"{num_bytes:,} B"
+
+
+def format_count(count: int) -> str:
+    """Return an integer with thousands separators."""
+    return f"{count:,}"
