@@ -1,0 +1,126 @@
+"""The contract between the pipeline and the engines: a `Job` goes in, one `after_update` call per update comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from effcli.data.batches import EpochLoader
+    from effcli.engines.window import WindowLoss
+    from effcli.spec import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """Settings of the loop that every engine needs, already resolved."""
+
+    device: torch.device
+    precision: Precision
+    batch_size: int
+    accum: int
+    max_grad_norm: float
+    updates_per_epoch: int
+    total_updates: int
+    seed: int
+
+    @property
+    def clip_norm(self) -> float:
+        """Return the norm to clip to; infinity measures the norm without changing the gradient."""
+        return self.max_grad_norm if self.max_grad_norm > 0 else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a run stands, in whole updates; always an update boundary."""
+
+    update: int = 0
+    updates_per_epoch: int
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of whole epochs done, which is the index of the epoch to go on with."""
+        return self.update // self.updates_per_epoch
+
+    @property
+    def update_in_epoch(self) -> int:
+        """Return the number of updates already done in that epoch."""
+        return self.update % self.updates_per_epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What an engine knows after one update.
+
+    `loss` is the window's loss per item, `grad_norm` the norm before clipping. `skipped` says that the fp16 scaler
+    found an overflow and left the weights alone.
+    """
+
+    loss: float
+    grad_norm: float
+    skipped: bool = False
+
+
+class Observer(Protocol):
+    """What happens around the updates: history, evaluation, checkpoints. Implemented by the session."""
+
+    def train_begin(self) -> None:
+        """Set the random state; called once, after the engine's own preparation and before the first forward."""
+
+    def after_update(self, result: UpdateResult) -> None:
+        """Take note of an update; called at the boundary, with gradients cleared and the schedule advanced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything an engine drives; built by the pipeline, the model already on its device."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    loader: EpochLoader
+    window_loss: WindowLoss
+    loop: Loop
+    start: Position
+    observer: Observer
+
+
+class Engine(Protocol):
+    """Runs the job's updates from `job.start` to `job.loop.total_updates`."""
+
+    def __call__(self, job: Job) -> None:
+        """Drive the job to its end; exceptions of the observer pass through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """One evaluation: mean loss per item, and metrics where the task has them."""
+
+    loss: float
+    accuracy: float | None = None
+    f1: float | None = None
+    perplexity: float | None = None
+
+
+class Progress(Protocol):
+    """Shows a run while it goes on; everything it prints goes to stderr."""
+
+    def note(self, text: str) -> None:
+        """Say one sentence."""
+
+    def start(self, *, first_update: int, total_updates: int) -> None:
+        """Training begins after `first_update` updates already done."""
+
+    def update(self, *, update: int, epoch: float, loss: float, lr: float, num_samples: int) -> None:
+        """One update is done; `num_samples` rows went into it."""
+
+    def evaluation(self, *, epoch: float, result: EvalResult) -> None:
+        """An evaluation is done."""
+
+    def stop(self) -> None:
+        """Training is over, for whatever reason."""
+
+
+Batch = dict[str, Any]
