@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-from typing import Any, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from effcli.errors import UsageError, nearest
+from effcli.errors import UsageError
+from effcli.faults import explain
 
 Task = Literal["classification", "causal-lm"]
 Engine = Literal["pytorch", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Scheduler = Literal["linear", "cosine", "constant"]
 Scalar = bool | int | float | str
+Text = Annotated[str, Field(min_length=1)]
 
 TASKS: tuple[str, ...] = ("classification", "causal-lm")
+
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_LONGEST_INTEGER = 4300
+"""Digits at which Python refuses to read an integer."""
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def as_list(value: Any) -> Any:
+    """Return a single text as a list of one, nothing as an empty list, and anything else as it is."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+def as_scalar(key: str, value: Any) -> Scalar:
+    """Return an optimizer argument as the boolean, integer, float or text that its writing says.
+
+    The type that the optimizer expects is not known here, so `true`, `1`, `1e-4` and `mean` decide by their form; `no`
+    and `off` stay texts.
+
+    Raises:
+        ValueError: the value is neither a text, a finite number nor a boolean.
+    """
+    if isinstance(value, str):
+        if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if _INTEGER.fullmatch(value) and len(value) < _LONGEST_INTEGER:
+            return int(value)
+        value = float(value) if _FLOAT.fullmatch(value) else value
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"{key} has no single value; give a text, a number, true or false")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} is not a finite number")
+    return value
 
 
 class Section(BaseModel):
@@ -27,39 +68,74 @@ class Section(BaseModel):
 class ModelSpec(Section):
     """Which model is trained, and which of its parameters."""
 
-    name: str | None = None
+    name: Text | None = None
     """Local folder or hub id; none means the small built-in DistilBERT with random weights."""
     task: Task | None = None
     """What is learnt; guessed from model and data when not given."""
-    freeze: tuple[str, ...] = ()
+    freeze: tuple[Text, ...] = ()
     """Shell-style patterns of parameter names that are not trained."""
+
+    _one_pattern_is_a_list = field_validator("freeze", mode="before")(as_list)
 
 
 class DataSpec(Section):
     """Which rows are read, and how."""
 
-    train: str | None = None
+    train: Text | None = None
     """File (CSV, TSV, JSON lines, Parquet), `save_to_disk` folder or hub id; none means the built-in pairs."""
-    eval: str | None = None
+    eval: Text | None = None
     """Evaluation rows, in the same forms; none means the validation split where the data has one."""
-    text_columns: tuple[str, ...] = Field(default=(), max_length=2)
+    text_columns: tuple[Text, ...] = Field(default=(), max_length=2)
     """One or two text columns; guessed by name when not given."""
-    label_column: str | None = None
+    label_column: Text | None = None
     """Label column; guessed by name when not given."""
-    delimiter: str | None = None
+    delimiter: Text | None = None
     """Field separator of CSV files; guessed when not given."""
-    encoding: str = "utf-8"
+    encoding: Text = "utf-8"
     """Text encoding of files."""
     max_length: int | None = Field(default=None, ge=2)
     """Tokens kept per row; none means the model's limit, at most 512."""
     limit_rows: int | None = Field(default=None, ge=1)
     """Use only the first rows of the training data."""
 
+    _one_column_is_a_list = field_validator("text_columns", mode="before")(as_list)
+
+    @field_validator("text_columns")
+    @classmethod
+    def _text_columns_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"'{value[0]}' is given twice; name two different columns, or one")
+        return value
+
+    @field_validator("label_column")
+    @classmethod
+    def _label_is_no_text(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and value in info.data.get("text_columns", ()):
+            raise ValueError(f"'{value}' is a text column as well; name another column")
+        return value
+
+    @field_validator("delimiter")
+    @classmethod
+    def _delimiter_is_one_character(cls, value: str | None) -> str | None:
+        value = "\t" if value in ("\\t", "tab") else value
+        if value is not None and len(value) != 1:
+            raise ValueError(f"{value!r} is not one character; give one, or tab")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_is_known(cls, value: str) -> str:
+        try:
+            codecs.lookup(value)
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"{value!r} is not a known text encoding; give one such as utf-8 or latin-1") from error
+        return value
+
 
 class OptimSpec(Section):
     """The optimizer and its hyperparameters; none means the registry entry's default."""
 
-    name: str = "adamw"
+    name: Text = "adamw"
     """Registry name or alias."""
     lr: float | None = Field(default=None, ge=0)
     """Learning rate."""
@@ -73,10 +149,19 @@ class OptimSpec(Section):
     """Further hyperparameters by their upstream name."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decay of weights; biases and normalisation layers are never decayed."""
-    keep_32bit: tuple[str, ...] = ()
+    keep_32bit: tuple[Text, ...] = ()
     """Shell-style patterns of parameter names whose 8-bit state stays in 32 bit."""
     min_8bit_size: int = Field(default=4096, ge=1)
     """Parameters with fewer elements keep 32-bit state in 8-bit optimizers."""
+
+    _one_pattern_is_a_list = field_validator("keep_32bit", mode="before")(as_list)
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _args_are_scalars(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return {} if value is None else value
+        return {key: as_scalar(key, given) for key, given in value.items()}
 
 
 class LoopSpec(Section):
@@ -84,7 +169,7 @@ class LoopSpec(Section):
 
     engine: Engine = "pytorch"
     """The loop that runs: bare PyTorch, Accelerate, or transformers' Trainer."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = "auto"
     """auto, cpu, cuda or cuda:i."""
     precision: Precision = "fp32"
     """fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure holds weights in bf16."""
@@ -111,11 +196,18 @@ class LoopSpec(Section):
     num_workers: int = Field(default=0, ge=0)
     """Worker processes that prepare batches."""
 
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError(f"{value!r} is not a device; give auto, cpu, cuda or cuda:0")
+        return value
+
 
 class OutputSpec(Section):
     """What is written, and how often."""
 
-    out: str | None = None
+    out: Text | None = None
     """Run folder; none means a dated folder under runs/."""
     save_every: int | None = Field(default=None, ge=1)
     """Updates between checkpoints; none means each epoch."""
@@ -143,3 +235,15 @@ class RunSpec(Section):
     def uses_builtin_demo(self) -> bool:
         """Return whether both model and data are the built-in ones."""
         return self.model.name is None and self.data.train is None
+
+
+def build_spec(values: Mapping[str, Any]) -> RunSpec:
+    """Return the specification that nested sections describe; texts become the type that each field declares.
+
+    Raises:
+        UsageError: one line with every fault, each naming its field, what was given and what is allowed.
+    """
+    try:
+        return RunSpec.model_validate(dict(values))
+    except ValidationError as error:
+        raise UsageError(explain(error)) from error

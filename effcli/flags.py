@@ -1,0 +1,70 @@
+"""Which command line flag sets which field of `RunSpec`. Needs neither torch nor pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FLAG_OF: dict[str, str] = {
+    "model.name": "--model",
+    "model.task": "--task",
+    "model.freeze": "--freeze",
+    "data.train": "--data",
+    "data.eval": "--eval-data",
+    "data.text_columns": "--text-column",
+    "data.label_column": "--label-column",
+    "data.delimiter": "--delimiter",
+    "data.encoding": "--encoding",
+    "data.max_length": "--max-length",
+    "data.limit_rows": "--limit-rows",
+    "optim.name": "--optim",
+    "optim.lr": "--lr",
+    "optim.beta1": "--beta1",
+    "optim.beta2": "--beta2",
+    "optim.eps": "--eps",
+    "optim.args": "--optim-arg",
+    "optim.weight_decay": "--weight-decay",
+    "optim.keep_32bit": "--keep-32bit",
+    "optim.min_8bit_size": "--min-8bit-size",
+    "loop.engine": "--engine",
+    "loop.device": "--device",
+    "loop.precision": "--precision",
+    "loop.batch_size": "--batch-size",
+    "loop.eval_batch_size": "--eval-batch-size",
+    "loop.accum": "--accum",
+    "loop.epochs": "--epochs",
+    "loop.max_steps": "--max-steps",
+    "loop.scheduler": "--scheduler",
+    "loop.warmup_ratio": "--warmup-ratio",
+    "loop.max_grad_norm": "--max-grad-norm",
+    "loop.gradient_checkpointing": "--gradient-checkpointing",
+    "loop.seed": "--seed",
+    "loop.num_workers": "--num-workers",
+    "output.out": "--out",
+    "output.save_every": "--save-every",
+    "output.keep": "--keep",
+    "output.logging_steps": "--logging-steps",
+}
+"""Dotted field -> flag, in the order of the sections."""
+
+
+def field_label(dotted: str) -> str:
+    """Return how a message names a field: `--accum (loop.accum)`, or the dotted name where no flag sets it.
+
+    A position or key inside a field, as in `data.text_columns.2`, is named after the flag of that field.
+    """
+    parts = dotted.split(".")
+    flag = FLAG_OF.get(".".join(parts[:2]))
+    return f"{flag} ({dotted})" if flag else dotted
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted fields and their values as nested sections: `{"loop.accum": 2}` -> `{"loop": {"accum": 2}}`."""
+    sections: dict[str, Any] = {}
+    for dotted, value in values.items():
+        *path, key = dotted.split(".")
+        section = sections
+        for name in path:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return sections
