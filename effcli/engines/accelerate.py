@@ -1,0 +1,66 @@
+"""The loop with Hugging Face Accelerate: `Accelerator` prepares, runs backward, clips and steps."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+
+from effcli.engines.base import Job, UpdateResult
+from effcli.engines.window import count_items, windows
+
+MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "bf16-pure": "no"}
+
+
+def run(job: Job) -> None:
+    """Drive the job through an `Accelerator`.
+
+    Accumulation is not left to `Accelerator.accumulate()`: it divides every window by the configured number of
+    micro-batches, a short last one too, and weighs micro-batches alike whatever their item counts (accelerate 1.15).
+    The schedule stays unprepared, because a prepared one steps once per process.
+    """
+    loop = job.loop
+    # The states are process-wide singletons: an earlier run must not decide this one's precision.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = Accelerator(mixed_precision=MIXED_PRECISION[loop.precision], cpu=loop.device.type == "cpu")
+    model, optimizer, loader = accelerator.prepare(job.model, job.optimizer, job.loader)
+    update = job.start.update
+    job.observer.train_begin()
+
+    while update < loop.total_updates:
+        epoch = update // loop.updates_per_epoch
+        job.loader.set_epoch(epoch, skip=update % loop.updates_per_epoch * loop.accum)
+        for window in windows(loader, loop.accum):
+            model.train()
+            num_items = sum(count_items(batch["labels"]) for batch in window)
+            loss = 0.0
+            for index, batch in enumerate(window):
+                labels = batch.pop("labels")
+                last = index == len(window) - 1
+                with nullcontext() if last else accelerator.no_sync(model):
+                    share = job.window_loss.scaled(model(**batch).logits, labels, num_items)
+                    accelerator.backward(share)
+                loss += share.detach()
+                del share
+
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), loop.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if not accelerator.optimizer_step_was_skipped:
+                job.scheduler.step()
+
+            update += 1
+            job.observer.after_update(
+                UpdateResult(
+                    loss=float(loss),
+                    grad_norm=float(grad_norm),
+                    skipped=accelerator.optimizer_step_was_skipped,
+                )
+            )
+            if update == loop.total_updates:
+                break
+
+    # Mixed precision wraps `forward` in place; take the wrapper off so that the model can be saved and reused.
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)

@@ -1,0 +1,156 @@
+"""Checkpoints: whole updates only, written aside and renamed, each file with its checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_model, save_model
+
+from effcli.errors import TrainingFailedError, WriteError
+
+WEIGHTS = "model.safetensors"
+TRAINING = "training.pt"
+PROGRESS = "progress.json"
+MANIFEST = "manifest.json"
+PREFIX = "update-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a checkpoint holds beside tensors: the update it stands at, the specification, history so far."""
+
+    update: int
+    spec: dict[str, Any]
+    history: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder; keeps the newest `keep`."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def save(
+        self,
+        saved: Saved,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler,
+    ) -> Path:
+        """Write the state after `saved.update`; the folder appears under its name only when it is complete.
+
+        Raises:
+            WriteError: the disk is full or the folder is not writable; earlier checkpoints are untouched.
+        """
+        final = self._folder / f"{PREFIX}{saved.update:08d}"
+        draft = self._folder / f".writing-{saved.update:08d}"
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            save_model(model, str(draft / WEIGHTS))
+            training = {
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "random": random_state(),
+            }
+            torch.save(training, draft / TRAINING)
+            (draft / PROGRESS).write_text(json.dumps(asdict(saved)), encoding="utf-8")
+            checksums = {name: _checksum(draft / name) for name in (WEIGHTS, TRAINING, PROGRESS)}
+            (draft / MANIFEST).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
+            _flush(draft)
+            shutil.rmtree(final, ignore_errors=True)
+            draft.rename(final)
+        except (OSError, RuntimeError) as error:  # torch and safetensors raise their own errors on a full disk
+            shutil.rmtree(draft, ignore_errors=True)
+            raise WriteError(f"could not write the checkpoint '{final}': {error}; earlier checkpoints are intact") from error
+        for old in self.paths()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def paths(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        return sorted(path for path in self._folder.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
+
+    def newest_intact(self) -> tuple[Path, Saved, list[Path]] | None:
+        """Return the newest checkpoint whose checksums hold, and the damaged newer ones that were passed over."""
+        damaged: list[Path] = []
+        for path in reversed(self.paths()):
+            if _intact(path):
+                return path, Saved(**json.loads((path / PROGRESS).read_text(encoding="utf-8"))), damaged
+            damaged.append(path)
+        if damaged:
+            raise TrainingFailedError(
+                f"every checkpoint in '{self._folder}' is damaged; start again with --overwrite"
+            )
+        return None
+
+
+def restore(
+    path: Path,
+    *,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> dict[str, Any]:
+    """Load weights, optimizer and schedule from a checkpoint; return the random state for `set_random_state`."""
+    load_model(model, str(path / WEIGHTS))
+    training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+    optimizer.load_state_dict(training["optimizer"])
+    scheduler.load_state_dict(training["scheduler"])
+    return training["random"]
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every random generator a run draws from, as plain values and tensors."""
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Set every random generator to a state that `random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _intact(path: Path) -> bool:
+    try:
+        checksums = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        return all(_checksum(path / name) == checksum for name, checksum in checksums.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _flush(folder: Path) -> None:
+    """Make sure that the files are on the disk before the rename says so."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,59 @@
+"""Evaluation, the same for every engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from effcli.engines.base import Batch, EvalResult
+from effcli.engines.precision import autocast
+from effcli.engines.window import WindowLoss, count_items
+
+
+def evaluate(
+    model: torch.nn.Module,
+    batches: Iterable[Batch],
+    window_loss: WindowLoss,
+    *,
+    device: torch.device,
+    precision: str,
+) -> EvalResult:
+    """Return the mean loss per item over all batches, whatever their sizes, and the task's metrics.
+
+    Leaves the model in the mode it was in.
+    """
+    was_training = model.training
+    model.eval()
+    total, num_items = 0.0, 0
+    predicted: list[int] = []
+    expected: list[int] = []
+    with torch.no_grad():
+        for batch in batches:
+            inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+            labels = inputs.pop("labels")
+            with autocast(device, precision):
+                logits = model(**inputs).logits
+            total += float(window_loss.total(logits, labels))
+            num_items += count_items(labels)
+            if window_loss.objective == "classification":
+                predicted += logits.argmax(-1).tolist()
+                expected += labels.tolist()
+    model.train(was_training)
+    loss = total / num_items
+    if window_loss.objective == "classification":
+        accuracy, f1 = classification_scores(expected, predicted, num_labels=logits.shape[-1])
+        return EvalResult(loss=loss, accuracy=accuracy, f1=f1)
+    if window_loss.objective == "causal-lm":
+        return EvalResult(loss=loss, perplexity=math.exp(min(loss, 700.0)))
+    return EvalResult(loss=loss)
+
+
+def classification_scores(expected: list[int], predicted: list[int], *, num_labels: int) -> tuple[float, float]:
+    """Return accuracy and F1: of label 1 when there are two labels, the unweighted mean over labels above that."""
+    from sklearn.metrics import accuracy_score, f1_score  # slow to import, needed only here
+
+    average = "binary" if num_labels == 2 else "macro"
+    f1 = f1_score(expected, predicted, average=average, zero_division=0.0)
+    return float(accuracy_score(expected, predicted)), float(f1)

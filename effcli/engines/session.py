@@ -1,0 +1,142 @@
+"""`TrainingSession`: what happens around the updates, the same for every engine."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from effcli.engines.base import EvalResult, Position, Progress, UpdateResult
+from effcli.errors import InterruptedRunError, TrainingFailedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One line of the history; `lr` is the rate that this update used."""
+
+    update: int
+    epoch: float
+    loss: float
+    lr: float
+    grad_norm: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation, with where it stands."""
+
+    update: int
+    epoch: float
+    result: EvalResult
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingSession:
+    """Observer of a run: keeps the history, evaluates, saves, and stops where it is told to.
+
+    The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_samples` the rows it
+    took, `evaluate` scores the model (None without evaluation data), `save` writes a checkpoint, `prepare_random`
+    sets the random state before the first forward.
+    """
+
+    start: Position
+    total_updates: int
+    save_every: int | None
+    progress: Progress
+    prepare_random: Callable[[], None]
+    read_lr: Callable[[], float]
+    read_samples: Callable[[], int]
+    evaluate: Callable[[], EvalResult] | None
+    save: Callable[[TrainingSession], Any]
+    pause_clock: Callable[[], None] = lambda: None
+    resume_clock: Callable[[], None] = lambda: None
+    stop_after: int | None = None
+    history: list[Update] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    update: int = 0
+    stop_signal: int | None = None
+    saved_update: int | None = None
+
+    def train_begin(self) -> None:
+        """Set the random state and start the clock."""
+        self.update = self.start.update
+        self.prepare_random()
+        self.progress.start(first_update=self.start.update, total_updates=self.total_updates)
+        self.resume_clock()
+
+    def after_update(self, result: UpdateResult) -> None:
+        """Record one update; evaluate and save where the epoch or the run ends.
+
+        Raises:
+            TrainingFailedError: loss or gradient norm is not finite (an overflow skipped by the fp16 scaler is fine).
+            InterruptedRunError: a signal asked to stop; the state was saved first.
+        """
+        self.pause_clock()
+        self.update += 1
+        self._check_finite(result)
+        per_epoch = self.start.updates_per_epoch
+        epoch = self.update / per_epoch
+        line = Update(
+            update=self.update,
+            epoch=epoch,
+            loss=result.loss,
+            lr=self.read_lr(),
+            grad_norm=result.grad_norm if math.isfinite(result.grad_norm) else None,
+        )
+        self.history.append(line)
+        self.progress.update(
+            update=line.update, epoch=epoch, loss=line.loss, lr=line.lr, num_samples=self.read_samples()
+        )
+        ends_epoch = self.update % per_epoch == 0
+        last = self.update == self.total_updates
+        if self.evaluate is not None and (ends_epoch or last):
+            evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
+            self.evaluations.append(evaluation)
+            self.progress.evaluation(epoch=epoch, result=evaluation.result)
+        stop = self.stop_signal is not None or self.update == self.stop_after
+        due = ends_epoch if self.save_every is None else self.update % self.save_every == 0
+        if due or last or stop:
+            self.save(self)
+            self.saved_update = self.update
+        if stop and not last:
+            number = self.stop_signal or signal.SIGINT
+            raise InterruptedRunError(
+                f"stopped after update {self.update} of {self.total_updates}; the state is saved, "
+                "continue with the same command and --resume",
+                signal_number=number,
+            )
+        self.resume_clock()
+
+    def _check_finite(self, result: UpdateResult) -> None:
+        for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
+            if not math.isfinite(value) and not result.skipped:
+                raise TrainingFailedError(
+                    f"update {self.update}: the {name} is {value}; training stopped. Try a lower --lr, "
+                    "--max-grad-norm 1, or --precision fp32"
+                )
+
+    @contextmanager
+    def stopping_on_signals(self) -> Iterator[None]:
+        """Turn SIGINT and SIGTERM into a stop at the next update boundary; a second one stops at once."""
+
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            if self.stop_signal is not None:
+                raise KeyboardInterrupt
+            self.stop_signal = number
+            self.progress.note("stopping after this update; press again to stop at once")
+
+        previous = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous[number] = signal.signal(number, request_stop)
+        except ValueError:  # not the main thread: the caller owns the signals
+            pass
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -1,0 +1,62 @@
+"""The accumulation rule, in one place for every engine.
+
+A window is the set of micro-batches that make one update. Its loss is (sum of the losses of its items) / (number of
+its items), where an item is a row in classification and a predicted token in language modelling. Each micro-batch
+contributes its own sum divided by the *window's* count, so gradients simply add up, whatever the sizes of the
+micro-batches, and a short last window needs no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from effcli.engines.base import Batch
+
+IGNORED = -100
+"""Label of a position that is no item; torch's default `ignore_index`."""
+
+Objective = Literal["classification", "regression", "causal-lm"]
+
+
+def windows(batches: Iterable[Batch], accum: int) -> Iterator[list[Batch]]:
+    """Yield lists of `accum` micro-batches; the last may be shorter."""
+    iterator = iter(batches)
+    while window := list(islice(iterator, accum)):
+        yield window
+
+
+def count_items(labels: torch.Tensor) -> int:
+    """Return the number of items among `labels` (rows, or tokens that are predicted)."""
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+class WindowLoss:
+    """Computes losses for one objective; called by all engines and by the evaluation."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
+    def total(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the item losses of a micro-batch, in fp32.
+
+        `logits` is (rows, classes) or (rows, 1) or (rows, tokens, vocabulary); `labels` is (rows,) or (rows, tokens).
+        In language modelling the label of a position is the next token, and the collator marks the first
+        position of each row as ignored.
+        """
+        logits = logits.float()
+        if self.objective == "regression":
+            return functional.mse_loss(logits.squeeze(-1), labels.float(), reduction="sum")
+        if self.objective == "causal-lm":
+            # Shifting the labels instead of the logits avoids a copy of the largest tensor of the step.
+            labels = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+            logits, labels = logits.flatten(0, 1), labels.flatten()
+        return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+
+    def scaled(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Any) -> torch.Tensor:
+        """Return the micro-batch's share of the window's loss; `num_items` counts the whole window."""
+        return self.total(logits, labels) / num_items
