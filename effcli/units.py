@@ -106,6 +106,14 @@ class StateTensor:
     shared: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateAmount:
+    """Elements and true bytes of one state key, summed over all parameters; predicted and measured alike."""
+
+    elements: int
+    bytes: int
+
+
 def format_bytes(num_bytes: int) -> str:
     """Return `num_bytes` with a binary unit and two decimals from KiB upwards, such as `501.89 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -1,39 +1,86 @@
-"""Registry of optimizers: one record each, holding how it is built and what state it will allocate. No torch at import."""
+"""Registry of optimizers: find one by name, check that it can run here. No torch at import."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import importlib
 
-from effcli.units import ParamInfo, StateTensor
+from effcli.errors import DeviceError, MissingExtraError, UsageError, nearest
+from effcli.optim import bitsandbytes, native, transformers
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.hyper import resolve_hyper
 
-if TYPE_CHECKING:
-    import torch
+__all__ = ["Groups", "Hyper", "OptimizerEntry", "check_works", "entries", "find", "require", "resolve_hyper"]
 
-Scalar = bool | int | float | str
-Hyper = Mapping[str, Any]
-"""Resolved hyperparameters: every default of the entry, overlaid with what the user gave. Always holds `lr`."""
+_FAMILIES = (native.ENTRIES, transformers.ENTRIES, bitsandbytes.ENTRIES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerEntry:
-    """Everything the program knows about one optimizer."""
+def entries() -> tuple[OptimizerEntry, ...]:
+    """Return all entries, in the order in which they are listed to the user."""
+    return tuple(entry for family in _FAMILIES for entry in family)
 
-    name: str
-    aliases: tuple[str, ...] = ()
-    summary: str
-    source: str
-    """Paper, and the upstream file and version that the state law was read from."""
-    package: str | None = None
-    """Python module that must import; None when torch alone is enough."""
-    pip: str | None = None
-    """What to type when it does not import."""
-    defaults: Hyper
-    """Hyperparameters with their default; the only ones accepted."""
-    rule_of_thumb_bytes: Callable[[int], int] | None = None
-    """Number of parameters -> bytes by the rule people quote, where there is one."""
-    build: Callable[[Sequence[dict[str, Any]], Hyper], torch.optim.Optimizer]
-    """Parameter groups (`params`, `weight_decay`, `names`) and hyperparameters -> optimizer."""
-    state_layout: Callable[[ParamInfo, Hyper], tuple[StateTensor, ...]]
-    """One trainable parameter and hyperparameters -> its state after the first update."""
+
+def find(name: str) -> OptimizerEntry:
+    """Return the entry with this name or alias; case, `-` and `_` make no difference.
+
+    Raises:
+        UsageError: no entry has this name; the message lists the choices.
+    """
+    wanted = _normal(name)
+    by_name = {_normal(word): entry for entry in entries() for word in (entry.name, *entry.aliases)}
+    if wanted in by_name:
+        return by_name[wanted]
+    close = nearest(wanted, by_name)
+    if close:
+        close = f" Did you mean '{by_name[close.split(chr(39))[1]].name}'?"
+    choices = ", ".join(entry.name for entry in entries())
+    raise UsageError(f"unknown optimizer '{name}'; choose one of {choices}.{close} See `effcli optimizers`.")
+
+
+def require(entry: OptimizerEntry) -> None:
+    """Import the package that the entry needs.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        DeviceError: it is installed but does not load, as with a native library built for another system.
+    """
+    if entry.package is None:
+        return
+    try:
+        importlib.import_module(entry.package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"optimizer '{entry.name}' needs the package '{entry.package}', which does not import "
+            f"({_first_line(error)}); type: pip install {entry.pip}"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise DeviceError(
+            f"the package '{entry.package}' of optimizer '{entry.name}' does not load: {_first_line(error)}"
+        ) from error
+
+
+def check_works(entry: OptimizerEntry, device: str = "cpu") -> None:
+    """Do what can fail early: import the package and, where a backend may be missing, make one step on 4,096 elements.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        DeviceError: it has no working backend for `device`.
+    """
+    require(entry)
+    if entry.probe is None:
+        return
+    try:
+        entry.probe(device)
+    except Exception as error:  # upstream raises whatever its backend raises
+        raise DeviceError(
+            f"optimizer '{entry.name}' cannot make a step on {device}: {_first_line(error)}; "
+            "use another --device, or --optim adamw"
+        ) from error
+
+
+def _normal(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""Predicted optimizer state of a whole model, exact to the byte, from shapes alone. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from effcli.errors import UsageError
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.patterns import check_patterns
+from effcli.units import ParamInfo, Placement, Role, StateAmount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSummary:
+    """State of one optimizer after its first update.
+
+    `by_parameter` and `shared_bytes` (tables that all parameters point to) add up to `state_bytes`, as do `tensors`
+    and `placements`. `num_quantised` of `num_parameters` trainable parameters hold their state in fewer bits.
+    """
+
+    state_bytes: int
+    state_elements: int
+    tensors: dict[str, StateAmount]
+    by_parameter: dict[str, int]
+    shared_bytes: int
+    placements: dict[Placement, int]
+    num_parameters: int
+    num_quantised: int
+
+
+def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyper) -> StateSummary:
+    """Return the state that `entry` allocates for the trainable ones of `params`.
+
+    `params` lists a shared parameter once, as `named_parameters` does. Leaves out that a parameter which never gets a
+    gradient gets no state either.
+
+    Raises:
+        UsageError: two parameters have one name, or a `keep_32bit` pattern fits none.
+    """
+    trainable = [param for param in params if param.trainable]
+    repeated = [name for name, count in Counter(param.name for param in trainable).items() if count > 1]
+    if repeated:
+        raise UsageError(f"parameter '{repeated[0]}' is listed more than once")
+    check_patterns(hyper.get("keep_32bit", ()), [param.name for param in trainable], "--keep-32bit")
+
+    elements: Counter[str] = Counter()
+    key_bytes: Counter[str] = Counter()
+    placements: Counter[Placement] = Counter()
+    by_parameter: dict[str, int] = {}
+    shared: dict[str, int] = {}
+    num_quantised = 0
+    for param in trainable:
+        layout = entry.state_layout(param, hyper)
+        num_quantised += any(tensor.role is Role.QUANTISATION for tensor in layout)
+        by_parameter[param.name] = sum(tensor.num_bytes for tensor in layout if not tensor.shared)
+        for tensor in layout:
+            elements[tensor.key] += tensor.num_elements
+            if tensor.shared and tensor.key in shared:
+                continue
+            if tensor.shared:
+                shared[tensor.key] = tensor.num_bytes
+            key_bytes[tensor.key] += tensor.num_bytes
+            placements[tensor.placement] += tensor.num_bytes
+    return StateSummary(
+        state_bytes=key_bytes.total(),
+        state_elements=elements.total(),
+        tensors={key: StateAmount(elements=elements[key], bytes=key_bytes[key]) for key in elements},
+        by_parameter=by_parameter,
+        shared_bytes=sum(shared.values()),
+        placements={placement: num_bytes for placement, num_bytes in placements.items() if num_bytes},
+        num_parameters=len(trainable),
+        num_quantised=num_quantised,
+    )

@@ -1,0 +1,33 @@
+"""Patterns of parameter names. Needs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from effcli.errors import UsageError
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a parameter name fits any pattern.
+
+    A pattern with `*`, `?` or `[` is a shell-style pattern for the whole name; without them it fits wherever it occurs
+    in the name, so that `embed` means the same as `*embed*`.
+    """
+    return any(
+        fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
+        for pattern in patterns
+    )
+
+
+def check_patterns(patterns: Iterable[str], names: Iterable[str], flag: str) -> None:
+    """Raise unless every pattern of `flag` fits at least one of the trainable parameters' names.
+
+    Raises:
+        UsageError: a pattern is empty or fits nothing.
+    """
+    known = list(names)
+    for pattern in patterns:
+        if not pattern or not any(matches(name, (pattern,)) for name in known):
+            example = f"; a name looks like '{known[0]}'" if known else ""
+            raise UsageError(f"{flag} '{pattern}' fits no trainable parameter{example}")

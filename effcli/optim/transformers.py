@@ -1,0 +1,114 @@
+"""Optimizers of transformers: Adafactor. Build and state law side by side; no torch at import."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from effcli.errors import UsageError
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.units import DTYPE_BYTES, ParamInfo, Placement, Role, StateTensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _build_adafactor(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
+    from transformers.optimization import Adafactor
+
+    from effcli.optim.groups import unique_groups
+
+    optimizer: torch.optim.Optimizer = Adafactor(
+        unique_groups(groups),
+        lr=hyper["lr"],
+        eps=(hyper["eps"], hyper["eps2"]),
+        clip_threshold=hyper["clip_threshold"],
+        decay_rate=hyper["decay_rate"],
+        beta1=hyper["beta1"],
+        scale_parameter=hyper["scale_parameter"],
+        relative_step=hyper["relative_step"],
+        warmup_init=hyper["warmup_init"],
+    )
+    return optimizer
+
+
+def _adafactor_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+    """Return factors of the last two dimensions (a full second moment below two), the RMS, a first moment with beta1.
+
+    Source: `Adafactor.step` in transformers/optimization.py, 5.24: half-precision gradients are widened first, so the
+    state is float32 for bf16 and fp16 weights; `step` is a Python int, `RMS` a 0-dim tensor.
+    """
+    width = max(4, DTYPE_BYTES[param.dtype])
+    num_elements, shape = param.num_elements, param.shape
+    sizes: dict[str, int] = {"exp_avg": num_elements} if hyper["beta1"] is not None else {}
+    if len(shape) >= 2:
+        sizes |= {
+            "exp_avg_sq_row": math.prod(shape[:-1]),
+            "exp_avg_sq_col": math.prod(shape[:-2]) * shape[-1],
+        }
+    else:
+        sizes |= {"exp_avg_sq": num_elements}
+    sizes |= {"RMS": 1}
+    return (
+        StateTensor(key="step", num_elements=1, num_bytes=0, role=Role.STEP, placement=Placement.HOST),
+        *(StateTensor(key=key, num_elements=size, num_bytes=size * width) for key, size in sizes.items()),
+    )
+
+
+def _settle_adafactor(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+    """Return the options with a fixed learning rate, or, for relative steps, without one and scaled by the weight."""
+    if not hyper["relative_step"]:
+        if hyper["warmup_init"]:
+            raise UsageError("adafactor: warmup_init=true is for relative steps; add --optim-arg relative_step=true")
+        if hyper["lr"] is None:
+            raise UsageError("adafactor: lr=none is for relative steps; give --lr or --optim-arg relative_step=true")
+        return hyper
+    if "lr" in given and hyper["lr"] is not None:
+        raise UsageError(
+            f"adafactor: --lr {hyper['lr']} and relative_step=true exclude each other, relative steps set their own "
+            "learning rate; drop one of the two"
+        )
+    scale = hyper["scale_parameter"] if "scale_parameter" in given else True
+    return hyper | {"lr": None, "scale_parameter": scale}
+
+
+def _drives_own_lr(hyper: Hyper) -> bool:
+    return bool(hyper["relative_step"])
+
+
+ENTRIES = (
+    OptimizerEntry(
+        name="adafactor",
+        aliases=("adafactor_transformers", "adafactor_hf"),
+        summary="Adafactor of transformers: row and column factors in float32; fixed rate unless relative_step=true.",
+        source="Shazeer & Stern, arXiv 1804.04235; transformers/optimization.py, transformers 5.24",
+        package="transformers",
+        pip="transformers",
+        # With a fixed rate and no parameter scaling, clip_threshold 1.0 bounds an update's RMS by lr: the same size of
+        # step as Adam's, hence the same rate as adamw, where upstream's relative steps would start at 1e-2.
+        defaults={
+            "lr": 5e-5,
+            "eps": 1e-30,
+            "eps2": 1e-3,
+            "clip_threshold": 1.0,
+            "decay_rate": -0.8,
+            "beta1": None,
+            "scale_parameter": False,
+            "relative_step": False,
+            "warmup_init": False,
+        },
+        hyper_help={
+            "eps": "added to the squared gradient",
+            "eps2": "smallest RMS by which the step is scaled",
+            "clip_threshold": "largest RMS of an update before the learning rate",
+            "beta1": "decay of a first moment; none saves that state",
+            "scale_parameter": "scale the step by the weight's RMS",
+            "relative_step": "let the optimizer set its own learning rate; excludes --lr and a schedule",
+            "warmup_init": "start relative steps at 1e-6 per step",
+        },
+        settle=_settle_adafactor,
+        drives_own_lr=_drives_own_lr,
+        build=_build_adafactor,
+        state_layout=_adafactor_layout,
+    ),
+)
