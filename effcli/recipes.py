@@ -6,26 +6,21 @@ stay texts when read (YAML would make `no` false and leave `1e-4` a text); the t
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from effcli.errors import UsageError, WriteError, nearest
+from effcli.errors import UsageError, nearest
 from effcli.faults import unknown_key
 from effcli.flags import nest
 from effcli.spec import RunSpec, build_spec
+from effcli.yaml_text import comment, dump, is_null, parse, read_text, write_text
 
 _PACKAGE = Path(__file__).parent
 _SUFFIXES = (".yaml", ".yml")
-_NULL = re.compile(r"(?:~|null|Null|NULL|)$")
-_NULL_TAG = "tag:yaml.org,2002:null"
 _PURPOSE = re.compile(r"^# Purpose: *(.*)$", re.MULTILINE)
 _COMMAND = re.compile(r"^# Command: *(.*)$", re.MULTILINE)
 _MEMORY = re.compile(r"^# +(weights|gradients|optimizer state|total) +([0-9,]+) B\b", re.MULTILINE)
@@ -40,25 +35,6 @@ class RecipeInfo:
     command: str
     memory_bytes: Mapping[str, int]
     path: Path
-
-
-class _Loader(yaml.BaseLoader):
-    """Reads scalars as texts and unquoted null, ~ and nothing as None; refuses a key that is given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: dict[str, int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a text", key.start_mark)
-            if key.value in seen:
-                problem = f"'{key.value}' is given twice, first in line {seen[key.value]}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen[key.value] = key.start_mark.line + 1
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.add_implicit_resolver(_NULL_TAG, _NULL, ["~", "n", "N", ""])
-_Loader.add_constructor(_NULL_TAG, lambda loader, node: None)
 
 
 def recipe_folder() -> Path:
@@ -77,7 +53,7 @@ def read_header(path: Path) -> RecipeInfo:
     """Return what the leading comment of a recipe says; parts that it does not have are empty."""
     folder = recipe_folder()
     name = path.relative_to(folder).with_suffix("").as_posix() if path.is_relative_to(folder) else str(path)
-    lines = _read_text(path).splitlines()
+    lines = read_text(path).splitlines()
     head = "\n".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])
     purpose, command = _PURPOSE.search(head), _COMMAND.search(head)
     memory = {part.replace(" ", "_"): int(size.replace(",", "")) for part, size in _MEMORY.findall(head)}
@@ -111,7 +87,7 @@ def find_recipe(name_or_path: str) -> Path:
 
 def recipe_text(name_or_path: str) -> str:
     """Return a recipe as it stands in its file, comments included."""
-    return _read_text(find_recipe(name_or_path))
+    return read_text(find_recipe(name_or_path))
 
 
 def read_recipe(name_or_path: str) -> dict[str, Any]:
@@ -121,7 +97,7 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
         UsageError: unknown recipe, unreadable YAML (with its line) or a key or value that no field takes.
     """
     path = find_recipe(name_or_path)
-    values = _parse(recipe_text(name_or_path), str(path))
+    values = parse(recipe_text(name_or_path), str(path))
     try:
         build_spec(values)
     except UsageError as error:
@@ -165,8 +141,8 @@ def parse_set(text: str) -> dict[str, Any]:
         return {section: {name: {argument: value}}}
     several = isinstance(fields[name].get_default(call_default_factory=True), tuple | dict)
     if several and value.lstrip().startswith(("[", "{")):
-        return nest({dotted: _parse_value(value, dotted)})
-    return nest({dotted: None if _NULL.match(value.strip()) else value})
+        return nest({dotted: parse(f"value: {value}", f"--set {dotted}")["value"]})
+    return nest({dotted: None if is_null(value) else value})
 
 
 def write_recipe(spec: RunSpec, path: Path, header: str) -> None:
@@ -175,9 +151,7 @@ def write_recipe(spec: RunSpec, path: Path, header: str) -> None:
     Raises:
         WriteError: the file cannot be written.
     """
-    comment = "".join(f"# {_printable(line)}".rstrip() + "\n" for line in header.splitlines())
-    body = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=10_000)
-    _write_text(path, comment + body)
+    write_text(path, comment(header) + dump(spec.model_dump(mode="json")))
 
 
 def copy_recipe(name_or_path: str, destination: Path, *, overwrite: bool = False) -> Path:
@@ -192,7 +166,7 @@ def copy_recipe(name_or_path: str, destination: Path, *, overwrite: bool = False
     if target.exists() and not overwrite:
         raise UsageError(f"'{target}' is there already; give another place, or --overwrite")
     line = f"# Command: effcli train --recipe {shlex.quote(str(target))}"
-    _write_text(target, _COMMAND.sub(lambda match: line, _read_text(source), count=1))
+    write_text(target, _COMMAND.sub(lambda match: line, read_text(source), count=1))
     return target
 
 
@@ -227,52 +201,3 @@ def check_all(names: Sequence[str]) -> tuple[str, ...]:
     if faults:
         raise UsageError("; ".join(faults))
     return tuple(right)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"cannot read the recipe '{path}': {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"cannot read the recipe '{path}': it is not UTF-8 text") from error
-
-
-def _write_text(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise WriteError(f"cannot write the recipe '{path}': {error.strerror}") from error
-
-
-def _parse(text: str, source: str) -> dict[str, Any]:
-    """Return the mapping that a YAML text holds; `source` names it in messages."""
-    try:
-        values = yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{source}, line {mark.line + 1}" if mark else source
-        raise UsageError(f"{place}: not readable as YAML: {error.problem or error.context}") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise UsageError(f"{source}, line {line}: not readable as YAML: {error.reason}") from error
-    except RecursionError as error:
-        raise UsageError(f"{source}: not readable as YAML: nested too deeply") from error
-    if not isinstance(values, dict):
-        sections = ", ".join(RunSpec.model_fields)
-        raise UsageError(f"{source}: holds no sections; a recipe has some of {sections}, each with its keys")
-    return values
-
-
-def _parse_value(text: str, dotted: str) -> Any:
-    return _parse(f"value: {text}", f"--set {dotted}")["value"]
-
-
-def _printable(text: str) -> str:
-    """Return the text without characters that YAML refuses even in a comment."""
-    return "".join(character if character.isprintable() else "?" for character in text)

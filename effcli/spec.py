@@ -41,11 +41,13 @@ def as_scalar(key: str, value: Any) -> Scalar:
     """Return an optimizer argument as the boolean, integer, float or text that its writing says.
 
     The type that the optimizer expects is not known here, so `true`, `1`, `1e-4` and `mean` decide by their form; `no`
-    and `off` stay texts.
+    and `off` stay texts, and nothing becomes the text `none`, which the registry reads as "switched off".
 
     Raises:
         ValueError: the value is neither a text, a finite number nor a boolean.
     """
+    if value is None:
+        return "none"
     if isinstance(value, str):
         if value.lower() in ("true", "false"):
             return value.lower() == "true"

@@ -110,14 +110,17 @@ def test_an_empty_section_is_all_defaults() -> None:
 def test_texts_become_the_type_that_the_field_declares() -> None:
     spec = build_spec(
         {
-            "optim": {"lr": "1e-4", "args": {"momentum": "0.9", "nesterov": "true", "steps": "3", "mode": "no"}},
+            "optim": {
+                "lr": "1e-4",
+                "args": {"momentum": "0.9", "nesterov": "true", "steps": "3", "mode": "no", "beta1": None},
+            },
             "loop": {"accum": "2", "gradient_checkpointing": "no"},
             "data": {"label_column": "no", "text_columns": "sentence"},
         }
     )
     assert spec.optim.lr == 0.0001
-    assert spec.optim.args == {"momentum": 0.9, "nesterov": True, "steps": 3, "mode": "no"}
-    assert [type(value) for value in spec.optim.args.values()] == [float, bool, int, str]
+    assert spec.optim.args == {"momentum": 0.9, "nesterov": True, "steps": 3, "mode": "no", "beta1": "none"}
+    assert [type(value) for value in spec.optim.args.values()] == [float, bool, int, str, str]
     assert spec.loop.accum == 2
     assert spec.loop.gradient_checkpointing is False
     assert spec.data.label_column == "no"
