@@ -1,0 +1,100 @@
+"""Bytes that a run really holds: parameters and gradients at the first step, and the peaks. Torch only when needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_LINUX_STATUS = Path("/proc/self/status")
+
+
+class StepProbe:
+    """Watches an optimizer's steps from outside, whichever engine makes them.
+
+    Just before the first step, when gradients are complete and no optimizer state exists yet, it counts
+    `weights_bytes` and `gradients_bytes` as true storage: tied weights, and views of one buffer, once. After each
+    step `last_lr` is what `read_lr` says about it. All three are None until then; a step that the fp16 scaler skips
+    is no step.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        read_lr: Callable[[torch.optim.Optimizer], float],
+    ) -> None:
+        self.weights_bytes: int | None = None
+        self.gradients_bytes: int | None = None
+        self.last_lr: float | None = None
+        self._model = model
+        self._read_lr = read_lr
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def detach(self) -> None:
+        """Take the hooks off; what was read stays. May be called more than once."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.weights_bytes is None:
+            parameters = list(self._model.parameters())
+            self.weights_bytes = storage_bytes(parameters)
+            self.gradients_bytes = storage_bytes(p.grad for p in parameters if p.grad is not None)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.last_lr = self._read_lr(optimizer)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the storages behind tensors, each storage once; subclasses are looked through."""
+    from effcli.measure.storage import storages
+
+    # The list keeps every handle: a gradient made by a property must not be freed while others are being counted.
+    found = [storage for tensor in tensors for storage in storages(tensor)]
+    return sum({storage.identity: storage.num_bytes for storage in found}.values())
+
+
+def peak_rss_bytes() -> int:
+    """Return the largest resident set of this process so far, in bytes: Python and libraries included.
+
+    On Linux this is `VmHWM`. `getrusage` is second choice there: its maximum survives `exec`, so a process that a
+    large one started (a test runner, a notebook) would report its parent's size (Linux 6: 411 MiB instead of 9).
+    `ru_maxrss` is in KiB on Linux and in bytes on macOS.
+    """
+    try:
+        lines = _LINUX_STATUS.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+
+    import resource  # not on Windows
+
+    maximum = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return maximum if sys.platform == "darwin" else maximum * 1024
+
+
+def reset_cuda_peak(device: torch.device) -> None:
+    """Start the allocator's peak afresh; nothing on another device."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def cuda_peak_allocated_bytes(device: torch.device) -> int | None:
+    """Return the most bytes that tensors took in torch's CUDA allocator since the reset; None on another device."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_allocated(device))

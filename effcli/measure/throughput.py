@@ -1,0 +1,91 @@
+"""`ThroughputMeter`: rows, tokens and seconds of training alone, counted from outside the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from effcli.measure.record import Throughput
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ThroughputMeter:
+    """Counts what passes through the model in training mode, and times the stretches between `start` and `pause`.
+
+    Only closed stretches count: half a window before a failure, and what an engine does after its last update, are
+    not the time of any update. Rows are the first dimension of the model's main input; tokens are those that the
+    attention mask keeps, or all positions without one. The sum of the mask stays on its device until `result`, so
+    that counting never waits for the GPU. The hook sits on the whole model, whose forward runs once per micro-batch
+    also under gradient checkpointing, which runs only the layers inside again.
+    """
+
+    def __init__(self, model: torch.nn.Module, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started_s: float | None = None
+        self._seconds = 0.0
+        self._rows = _Count()
+        self._tokens = _Count()
+        self._rows_read = 0
+        self._handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+
+    def start(self) -> None:
+        """Begin a stretch of training; nothing when one is going on."""
+        if self._started_s is None:
+            self._started_s = self._clock()
+
+    resume = start
+
+    def pause(self) -> None:
+        """Close the stretch, and with it the rows and tokens counted in it; nothing when none is going on."""
+        if self._started_s is not None:
+            self._seconds += self._clock() - self._started_s
+            self._started_s = None
+            self._rows.close()
+            self._tokens.close()
+
+    def rows_since_last(self) -> int:
+        """Return the rows counted since the last call: those of one update when called once per update."""
+        rows = int(self._rows.total)
+        rows, self._rows_read = rows - self._rows_read, rows
+        return rows
+
+    def result(self, num_updates: int) -> Throughput | None:
+        """Return the averages over the closed stretches, in which `num_updates` were made; None without any."""
+        if not num_updates or not self._seconds:
+            return None
+        return Throughput(
+            updates_per_second=num_updates / self._seconds,
+            samples_per_second=int(self._rows.closed) / self._seconds,
+            tokens_per_second=int(self._tokens.closed) / self._seconds,
+        )
+
+    def detach(self) -> None:
+        """Take the hook off the model."""
+        self._handle.remove()
+
+    def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not model.training:
+            return
+        main = args[0] if args else kwargs.get("input_ids", next(iter(kwargs.values()), None))
+        if main is None:
+            return
+        mask = kwargs.get("attention_mask")
+        self._rows.add(main.shape[0])
+        self._tokens.add(mask.sum() if mask is not None else main.shape[:2].numel())
+
+
+class _Count:
+    """A sum of which a first part is closed; holds a tensor when tensors were added."""
+
+    def __init__(self) -> None:
+        self.closed: int | torch.Tensor = 0
+        self.total: int | torch.Tensor = 0
+
+    def add(self, amount: int | torch.Tensor) -> None:
+        self.total = self.total + amount
+
+    def close(self) -> None:
+        self.closed = self.total

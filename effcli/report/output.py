@@ -1,0 +1,77 @@
+"""The one sink of results: stdout gets tables or exactly one JSON document, stderr all that is said meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json as json_format
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from effcli.measure.record import RunRecord
+
+PIPE_COLUMNS = 80
+"""Width where there is no terminal to ask and COLUMNS is not set."""
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that understands control characters."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def make_console(stderr: bool) -> Console:
+    """Return a console that takes text literally (no markup, no emoji codes).
+
+    Without a terminal it writes neither colour nor control characters, whatever FORCE_COLOR says, and characters
+    that the encoding lacks become backslash escapes instead of an error.
+    """
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    terminal = is_terminal(stream)
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        force_jupyter=False,
+        force_interactive=terminal,
+        color_system="auto" if terminal else None,
+        width=None if terminal or os.environ.get("COLUMNS") else PIPE_COLUMNS,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def emit(record: RunRecord, json: bool, quiet: bool) -> None:
+    """Write a run's result to stdout: one JSON document, or the tables.
+
+    `quiet` leaves out the notes; the tables stay, because they are what the command was called for.
+    """
+    if json:
+        emit_json(record.model_dump(mode="json"))
+        return
+    from effcli.report.tables import render_run
+
+    render_run(record, make_console(stderr=False), notes=not quiet)
+
+
+def emit_json(document: Mapping[str, Any]) -> None:
+    """Write one JSON document to stdout; NaN and infinities, which JSON lacks, become null."""
+    print(json_format.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(inner) for inner in value]
+    return value

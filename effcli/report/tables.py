@@ -1,0 +1,240 @@
+"""A run on one screen of 80 columns: what it was, memory estimated and measured, and what came out of it.
+
+Everything is built from `Text`, never from markup: brackets in paths, labels and tokens are printed as they are.
+Cells wrap where a terminal is narrow; nothing is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import Box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from effcli.measure.record import NvmlFacts, RunRecord
+from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
+from effcli.report.text import plain, rate
+from effcli.run_folder import RunFolder
+from effcli.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+NOT_AVAILABLE = "n/a"
+_RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+_LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold", "running": "bold yellow"}
+
+
+def render_run(record: RunRecord, console: Console, *, notes: bool = True) -> None:
+    """Print a run; `notes` says whether the sentences said during the run are repeated."""
+    parts: list[RenderableType] = [Group(_headline(record), _facts(_identity(record)))]
+    parts += [_memory_table(record), _facts(_remarks(record))]
+    parts.append(_exact_table(record))
+    if record.eval or record.baselines:
+        parts.append(_evaluation_table(record))
+    parts.append(_facts(_results(record)))
+    if notes:
+        parts.append(_facts(("note", note) for note in record.notes))
+    for number, part in enumerate(part for part in parts if not isinstance(part, Table) or part.row_count):
+        if number:
+            console.print()
+        _print(part, console)
+
+
+def _print(part: RenderableType, console: Console) -> None:
+    """Print a part; without a terminal, also without the blanks that fill up its lines."""
+    if console.is_terminal:
+        console.print(part)
+        return
+    with console.capture() as capture:
+        console.print(part)
+    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
+
+
+def _headline(record: RunRecord) -> Text:
+    done = record.history[-1].update if record.history else 0
+    title = Text(f"effcli {plain(record.command)}: ", style="bold")
+    title.append(record.status, style=_LOOK_OF_STATUS.get(record.status, "bold red"))
+    if record.status in ("planned", "completed"):
+        title.append(f", {_count(record.total_updates, 'update')}")
+    else:
+        title.append(f" after update {format_count(done)} of {format_count(record.total_updates)}")
+    if record.failure:
+        title.append(f": {plain(record.failure)}")
+    return title
+
+
+def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
+    model, batch, data, environment = record.model, record.batch, record.data, record.environment
+    loop = record.spec.get("loop", {})
+    frozen = model.num_parameters - model.num_trainable_parameters
+    device_name = environment.get("device_name")
+    yield "model", model.name
+    yield "type", f"{model.architecture}, {model.task}"
+    parts = f"{format_count(model.num_trainable_parameters)} trainable + {format_count(frozen)} frozen"
+    tensors = _count(model.num_parameter_tensors, "tensor")
+    yield "parameters", f"{parts} = {format_count(model.num_parameters)}, in {tensors}"
+    engine, precision = loop.get("engine", NOT_AVAILABLE), loop.get("precision", NOT_AVAILABLE)
+    device = f"{environment.get('device', NOT_AVAILABLE)}{f' ({device_name})' if device_name else ''}"
+    yield "run", f"{record.optimizer.name}, engine {engine}, {precision}, on {device}"
+    processes = f" x {batch.world_size}" if batch.world_size > 1 else ""
+    yield "batch", f"{batch.micro} x {batch.accum}{processes} = {batch.effective} rows per update"
+    for group in record.groups:
+        elements = f"{_count(group.num_tensors, 'tensor')}, {_count(group.num_elements, 'element')}"
+        yield "decay", f"{group.weight_decay:g} on {elements}"
+    rows = [_count(data.train_rows, "training row"), _count(data.eval_rows, "evaluation row")]
+    left_out = ((data.truncated_rows, "cut"), (data.skipped_rows, "left out"))
+    yield "data", ", ".join(rows + [f"{format_count(number)} {what}" for number, what in left_out if number])
+
+
+def _memory_table(record: RunRecord) -> Table:
+    measured = record.measured is not None
+    table = (
+        _table("Memory, estimated vs measured", "component", "estimated", "measured", "difference")
+        if measured
+        else _table("Memory, estimated", "component", "estimated")
+    )
+    table.add_column("basis")
+    rows = memory_rows(record)
+    for row, following in zip_longest(rows, rows[1:]):
+        look = "bold" if row.is_sum else "dim" if row.is_part else ""
+        ends = row.is_sum or (following is not None and following.is_sum)
+        table.add_row(*_memory_cells(row, measured=measured), style=look, end_section=ends)
+    return table
+
+
+def _memory_cells(row: MemoryRow, *, measured: bool) -> list[str | Text]:
+    show = format_count if row.in_elements else format_bytes
+    cells: list[str | Text] = [f"  {row.label}" if row.is_part else row.label]
+    cells.append(NOT_AVAILABLE if row.estimated is None else show(row.estimated))
+    if measured:
+        has_no_twin = row.basis == "rule"
+        cells.append("" if has_no_twin else NOT_AVAILABLE if row.measured is None else show(row.measured))
+        off = row.difference or 0
+        difference = "" if row.difference is None else f"{'+' if off > 0 else ''}{show(off)}"
+        cells.append(Text(difference, style="yellow" if off else ""))
+    return [*cells, row.basis]
+
+
+def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
+    plan, measured = record.optimizer.plan, record.measured
+    if plan is None or plan.peak_allocated_bytes is None:
+        yield "total", "a lower bound: activations and temporaries come on top"
+    if measured is None:
+        return
+    if measured.peak_allocated_bytes is not None or runs_on_cuda(record):
+        yield "peak", "allocated: the most that tensors took at once, activations included"
+    if not runs_on_cuda(record):
+        yield "peak", "resident set: the whole process, Python and libraries included"
+    yield "NVML", _nvml(measured.nvml)
+
+
+def _nvml(nvml: NvmlFacts) -> str:
+    used = [(nvml.process_used_bytes, "this process"), (nvml.device_used_bytes, "whole device")]
+    parts = [f"{what} {format_bytes(number)}" for number, what in used if number is not None]
+    if nvml.reason or not parts:
+        parts.append(nvml.reason or "no reading")
+    return "; ".join(parts) if any(number is not None for number, _ in used) else f"{NOT_AVAILABLE}: {parts[0]}"
+
+
+def _exact_table(record: RunRecord) -> Table:
+    """Return whole bytes and elements: weights, gradients, each state key, the state's sum, the sum of all."""
+    if record.measured is not None:
+        table = _table("To the byte", "", "elements est.", "measured", "bytes est.", "measured")
+    else:
+        table = _table("To the byte", "", "elements", "bytes")
+    for row in exact_rows(record):
+        sides = [row.estimated] if record.measured is None else [row.estimated, row.measured]
+        elements = ["-" if side is None else format_count(side.elements) for side in sides]
+        amounts = ["-" if side is None else format_count(side.bytes) for side in sides]
+        table.add_row(
+            plain(row.label),
+            *(elements if row.has_elements else [""] * len(sides)),
+            *amounts,
+            style="bold" if row.is_sum else "",
+            end_section=row.ends_section,
+        )
+    return table
+
+
+def _evaluation_table(record: RunRecord) -> Table:
+    """Return the metrics of each evaluation, and below them those of models that learnt nothing from the model."""
+    has_accuracy = record.baselines is not None or any(line.eval_accuracy is not None for line in record.eval)
+    has_perplexity = any(line.eval_perplexity is not None for line in record.eval)
+    columns = ["loss"] + (["accuracy", "F1"] if has_accuracy else []) + (["perplexity"] if has_perplexity else [])
+    table = _table("Evaluation", "after", *columns)
+    for line in record.eval:
+        cells = [_decimals(line.eval_loss)]
+        if has_accuracy:
+            cells += [_decimals(line.eval_accuracy), _decimals(line.eval_f1)]
+        if has_perplexity:
+            cells.append("" if line.eval_perplexity is None else f"{line.eval_perplexity:,.2f}")
+        last = line is record.eval[-1]
+        table.add_row(
+            f"epoch {line.epoch:.2f}, update {format_count(line.update)}",
+            *cells,
+            style="bold" if last else "",
+            end_section=last,
+        )
+    if (base := record.baselines) is not None:
+        blank = [""] if has_perplexity else []
+        for label, accuracy, f1 in (
+            ("baseline: majority class", base.majority_accuracy, base.majority_f1),
+            ("baseline: bag of words", base.bag_of_words_accuracy, base.bag_of_words_f1),
+        ):
+            table.add_row(label, "", _decimals(accuracy), _decimals(f1), *blank)
+    return table
+
+
+def _results(record: RunRecord) -> Iterable[tuple[str, str]]:
+    if record.history:
+        first, last = record.history[0], record.history[-1]
+        ends = (f"{line.loss:.4f} at update {format_count(line.update)}" for line in (first, last))
+        yield "training", f"loss {', '.join(ends)}, lr {rate(last.lr)}"
+    if (speed := record.throughput) is not None:
+        updates, samples = f"{speed.updates_per_second:,.2f} updates/s", f"{speed.samples_per_second:,.1f} samples/s"
+        yield "speed", f"{updates}, {samples}, {speed.tokens_per_second:,.0f} tokens/s"
+    out = record.environment.get("out")
+    if out is not None and record.status != "planned":
+        folder = RunFolder(path=Path(str(out)))
+        yield "record", str(folder.record)
+        if record.status == "completed":
+            yield "model", str(folder.model)
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    table = Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=_RULED,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
+    table.add_column(first, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", min_width=10)
+    grid.add_column(overflow="fold")
+    for label, value in pairs:
+        grid.add_row(label, Text(plain(value), overflow="fold"))
+    return grid
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,28 @@
+"""Text that is safe to print: one line, no control characters, no markup."""
+
+from __future__ import annotations
+
+
+def plain(text: str) -> str:
+    """Return `text` on one line; control characters and other unprintable ones become backslash escapes."""
+    return "".join(
+        character
+        if character.isprintable()
+        else " "
+        if character.isspace()
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `0:12`, `12:34` or `1:02:03`, rounded up to whole seconds."""
+    whole = -int(-seconds // 1)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rate(lr: float) -> str:
+    """Return a learning rate with two significant digits, such as `4.6e-05`."""
+    return f"{lr:.2g}"
