@@ -10,7 +10,6 @@ from effcli.flags import FLAG_OF, field_label
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 _SHOWN_LENGTH = 60
 
@@ -45,7 +44,7 @@ def explain(error: ValidationError) -> str:
     return faults[0] if len(faults) == 1 else f"{len(faults)} faults: " + "; ".join(faults)
 
 
-def _fault(detail: ErrorDetails) -> str:
+def _fault(detail: Mapping[str, Any]) -> str:
     dotted = ".".join(str(part) for part in detail["loc"])
     kind, given, context = detail["type"], _shown(detail["input"]), detail.get("ctx", {})
     if kind == "extra_forbidden":
