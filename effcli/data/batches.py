@@ -1,0 +1,161 @@
+"""Batches in an order that depends on seed and epoch alone, so that every engine sees the same ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from effcli.data.columns import Problem
+    from effcli.data.tokenise import PreparedData
+
+ProblemKind = Literal["single_label_classification", "regression", "causal-lm"]
+IGNORED = -100
+"""Label that the loss leaves out; the convention of torch's cross-entropy and of transformers."""
+
+
+class EpochBatchSampler(Sampler[list[int]]):
+    """Batches of row numbers in a new random order each epoch; the last batch may be short.
+
+    The order comes from a generator of its own, so iterating leaves the global one alone. `len()` is always the
+    number of batches of a whole epoch, also when some are skipped.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
+        self.num_rows = num_rows
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+        self.skip = 0
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """Choose the epoch (from 0) whose order comes next, without its first `skip` batches."""
+        self.epoch = epoch
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = epoch_order(self.num_rows, self.seed, self.epoch)
+        for start in range(self.skip * self.batch_size, self.num_rows, self.batch_size):
+            yield order[start : start + self.batch_size].tolist()
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the row numbers in the order of an epoch, int64 of shape (num_rows,)."""
+    # torch's CPU generator uses the low 32 bits of its seed only, so both numbers are mixed into 32 bits first.
+    mixed = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
+    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(mixed))
+
+
+@dataclass(frozen=True, slots=True)
+class Collator:
+    """Rows to tensors of shape (rows, longest row); `labels` as the loss wants them.
+
+    Classes are int64 and scores float32, of shape (rows,). Of a language model they are the input ids, -100 on
+    padding and on each row's first token, which nothing predicts: the others count the predicted tokens.
+    """
+
+    pad_token_id: int
+    padding_side: Literal["left", "right"]
+    kind: ProblemKind
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+        batch = {"input_ids": self._padded(rows, "input_ids", width, self.pad_token_id)}
+        batch["attention_mask"] = self._padded(rows, "attention_mask", width, 0)
+        if "token_type_ids" in rows[0]:
+            batch["token_type_ids"] = self._padded(rows, "token_type_ids", width, 0)
+        if self.kind == "causal-lm":
+            batch["labels"] = next_token_labels(batch["input_ids"], batch["attention_mask"])
+        else:
+            dtype = torch.float32 if self.kind == "regression" else torch.int64
+            batch["labels"] = torch.tensor([row["labels"] for row in rows], dtype=dtype)
+        return batch
+
+    def _padded(self, rows: Sequence[Mapping[str, Any]], key: str, width: int, filler: int) -> torch.Tensor:
+        padded = torch.full((len(rows), width), filler, dtype=torch.int64)
+        for index, row in enumerate(rows):
+            values = torch.tensor(row[key], dtype=torch.int64)
+            if self.padding_side == "left":
+                padded[index, width - len(values) :] = values
+            else:
+                padded[index, : len(values)] = values
+        return padded
+
+
+def next_token_labels(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Return `input_ids` with -100 on padding and on each row's first token; both of shape (rows, length).
+
+    The mask says what padding is, never the id: the padding token may be the end-of-text token.
+    """
+    is_first = attention_mask.cumsum(dim=1) == 1
+    return input_ids.masked_fill((attention_mask == 0) | is_first, IGNORED)
+
+
+class EpochLoader(DataLoader[Any]):
+    """Training batches; `set_epoch` chooses the order and where it starts."""
+
+    batch_sampler: EpochBatchSampler
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """See `EpochBatchSampler.set_epoch`."""
+        self.batch_sampler.set_epoch(epoch, skip)
+
+
+def train_loader(
+    prepared: PreparedData,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
+    seed: int,
+    num_workers: int,
+) -> EpochLoader:
+    """Return the loader of the training rows; iterating it draws nothing from the global random generator."""
+    sampler = EpochBatchSampler(prepared.train_rows, batch_size, seed)
+    options = _worker_options(num_workers, seed)
+    return EpochLoader(prepared.train, batch_sampler=sampler, collate_fn=_collator(problem, tokenizer), **options)
+
+
+def eval_loader(
+    prepared: PreparedData,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
+    num_workers: int,
+) -> DataLoader[Any] | None:
+    """Return the loader of the evaluation rows, in the order of the data; None where there are none."""
+    if prepared.eval is None:
+        return None
+    rows: Dataset = prepared.eval
+    options = _worker_options(num_workers, 0)
+    collator = _collator(problem, tokenizer)
+    sampler = SequentialSampler(range(len(rows)))
+    return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=collator, **options)
+
+
+def _collator(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Collator:
+    """Return the collator; where the tokenizer has no padding token any id does, since the mask hides it."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad_token_id = next(int(candidate) for candidate in candidates if candidate is not None)
+    side: Literal["left", "right"] = "left" if tokenizer.padding_side == "left" else "right"
+    return Collator(pad_token_id, side, problem.problem_type or "causal-lm")
+
+
+def _worker_options(num_workers: int, seed: int) -> dict[str, Any]:
+    if num_workers:
+        # The tokenizers library warns on every fork after it was used, unless told; workers do not tokenise.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return {"num_workers": num_workers, "generator": torch.Generator().manual_seed(seed)}

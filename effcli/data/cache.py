@@ -1,0 +1,54 @@
+"""Cache folder and quiet use of `datasets`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Return the cache folder of `datasets`, or a temporary one, removed at exit, where that cannot be written."""
+    import datasets
+
+    folder = Path(datasets.config.HF_DATASETS_CACHE).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        temporary = Path(tempfile.mkdtemp(prefix="effcli-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return temporary
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Silence the progress bars of `datasets` and of the Hub, and warnings, and restore them afterwards."""
+    import datasets
+    from datasets.utils import logging
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    bars_were_on = not datasets.are_progress_bars_disabled()
+    hub_bars_were_on = not are_progress_bars_disabled()
+    verbosity = logging.get_verbosity()
+    datasets.disable_progress_bars()
+    disable_progress_bars()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars_were_on:
+            datasets.enable_progress_bars()
+        if hub_bars_were_on:
+            enable_progress_bars()

@@ -1,0 +1,163 @@
+"""From tables to a problem: which columns are text, which is the label, and what is learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from effcli.data.guess import LABEL_NAMES, guess_text_columns, text_like_columns
+from effcli.data.labels import LabelMap, check_labels
+from effcli.data.learn_labels import learn_labels
+from effcli.data.places import data_columns
+from effcli.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from effcli.data.source import RawTables
+    from effcli.spec import RunSpec, Task
+
+ProblemType = Literal["single_label_classification", "regression"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is learnt from which columns. `notes` are sentences on everything that was guessed.
+
+    `num_labels` is the number of outputs of a classifier: classes, 1 for a regression, 0 for a language model.
+    """
+
+    task: Task
+    problem_type: ProblemType | None
+    text_columns: tuple[str, ...]
+    label_column: str | None
+    labels: LabelMap | None
+    num_labels: int
+    notes: tuple[str, ...]
+
+
+def choose(raw: RawTables, spec: RunSpec, *, is_decoder: bool, architectures: tuple[str, ...]) -> Problem:
+    """Return the problem that the data poses to this kind of model.
+
+    `architectures` are those of the model's configuration: one that was saved with a classification head is not
+    taken for a language model.
+
+    Raises:
+        DataError: a column is missing or cannot be told, or the labels do not make sense.
+    """
+    label = _label_column(raw, spec)
+    has_classifier_head = any(name.endswith("ForSequenceClassification") for name in architectures)
+    task, notes = _task(spec, label, may_be_language_model=is_decoder and not has_classifier_head)
+    problem = _language_model(raw, spec, label) if task == "causal-lm" else _classifier(raw, spec, label)
+    _check_columns(raw, problem)
+    return replace(problem, notes=notes + problem.notes)
+
+
+def _task(spec: RunSpec, label: str | None, *, may_be_language_model: bool) -> tuple[Task, tuple[str, ...]]:
+    if spec.model.task is not None:
+        return spec.model.task, ()
+    if label is not None:
+        return "classification", (f"The task is classification, because labels are in column '{label}'.",)
+    if may_be_language_model:
+        return "causal-lm", ("The task is causal-lm, because the data has no label column and the model is a decoder.",)
+    return "classification", ()
+
+
+def _language_model(raw: RawTables, spec: RunSpec, label: str | None) -> Problem:
+    text_columns, notes = _text_columns(raw, spec, label, pairs=False)
+    if spec.data.label_column:
+        notes += (f"The label column '{label}' is not used by a language model.",)
+    return Problem(
+        task="causal-lm",
+        problem_type=None,
+        text_columns=text_columns,
+        label_column=None,
+        labels=None,
+        num_labels=0,
+        notes=notes,
+    )
+
+
+def _classifier(raw: RawTables, spec: RunSpec, label: str | None) -> Problem:
+    if label is None:
+        raise _no_label_column(raw, spec)
+    text_columns, notes = _text_columns(raw, spec, label, pairs=True)
+    labels, label_notes = learn_labels(
+        raw.whole_train,
+        label,
+        name=raw.train_name,
+        written_numbers=label in raw.written_numbers,
+        classes_asked=spec.model.task == "classification",
+    )
+    is_regression = labels.kind == "score"
+    if not is_regression and len(raw.train) < len(raw.whole_train) and len(raw.train.unique(label)) == 1:
+        label_notes += (f"The first {len(raw.train)} rows all have the same label; raise --limit-rows to learn more.",)
+    return Problem(
+        task="classification",
+        problem_type="regression" if is_regression else "single_label_classification",
+        text_columns=text_columns,
+        label_column=label,
+        labels=labels,
+        num_labels=1 if is_regression else len(labels.names),
+        notes=notes + label_notes,
+    )
+
+
+def _no_label_column(raw: RawTables, spec: RunSpec) -> DataError:
+    found = data_columns(raw.whole_train)
+    text = spec.data.text_columns or guess_text_columns(raw, found, None, pairs=True) or ()
+    candidate = next((name for name in reversed(found) if name not in text), "NAME")
+    return DataError(
+        f"no 'label' column in '{raw.train_name}'; found: {', '.join(found)}; use --label-column {candidate}"
+    )
+
+
+def _label_column(raw: RawTables, spec: RunSpec) -> str | None:
+    asked, found = spec.data.label_column, data_columns(raw.whole_train)
+    if asked is not None:
+        _require(asked, found, raw.train_name, "--label-column")
+        return asked
+    names = {name.lower(): name for name in reversed(found) if name not in spec.data.text_columns}
+    return next((names[name] for name in LABEL_NAMES if name in names), None)
+
+
+def _text_columns(
+    raw: RawTables, spec: RunSpec, label: str | None, *, pairs: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the text columns, asked for or guessed, and sentences on what was guessed."""
+    columns, found = spec.data.text_columns, data_columns(raw.whole_train)
+    if columns:
+        for name in columns:
+            _require(name, found, raw.train_name, "--text-column")
+        if len(columns) > 1 and not pairs:
+            raise DataError(f"a language model reads one text column, but {len(columns)} are given; name one")
+        return columns, ()
+    guessed = guess_text_columns(raw, found, label, pairs=pairs)
+    if guessed is None:
+        others = [name for name in text_like_columns(raw, found) if name != label] or list(found)
+        raise DataError(
+            f"no 'text' column in '{raw.train_name}'; found: {', '.join(found)}; use --text-column {others[0]}"
+        )
+    named = " and ".join(f"'{name}'" for name in guessed)
+    return guessed, (f"Text is read from column {named}." if len(guessed) == 1 else f"Text is read from {named}.",)
+
+
+def _check_columns(raw: RawTables, problem: Problem) -> None:
+    """Check the text columns of both tables, and the labels of the evaluation rows."""
+    from datasets import Value
+
+    for rows, name in ((raw.whole_train, raw.train_name), (raw.eval, raw.eval_name)):
+        if rows is None:
+            continue
+        for column in problem.text_columns:
+            _require(column, data_columns(rows), name, "--text-column")
+            feature = rows.features[column]
+            if not isinstance(feature, Value) or "binary" in feature.dtype:
+                raise DataError(f"'{name}': the text column '{column}' holds nested or coded values; it must hold text")
+    if problem.labels is not None and problem.label_column is not None and raw.eval is not None:
+        _require(problem.label_column, data_columns(raw.eval), raw.eval_name, "--label-column")
+        check_labels(raw.eval, problem.label_column, problem.labels, raw.eval_name)
+
+
+def _require(column: str, found: tuple[str, ...], name: str, flag: str) -> None:
+    if column not in found:
+        hint = nearest(column, found) or f" Use {flag} with one of these."
+        raise DataError(f"no '{column}' column in '{name}'; found: {', '.join(found)}.{hint}")

@@ -1,0 +1,63 @@
+"""Guessing text columns by well-known names."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from effcli.data.numerals import parse_number
+
+if TYPE_CHECKING:
+    from effcli.data.source import RawTables
+
+LABEL_NAMES = ("label", "labels")
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("question", "answer"),
+    ("query", "passage"),
+    ("query", "document"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("sentence_a", "sentence_b"),
+    ("sentence_1", "sentence_2"),
+    ("text_1", "text_2"),
+    ("string1", "string2"),
+)
+SINGLES = ("text", "sentence", "content", "review", "document", "comment", "tweet", "utterance", "message", "body")
+IDENTIFIERS = frozenset({"id", "idx", "index", "guid", "uid", "column_1"})
+LOOKED_AT_ROWS = 100
+
+
+def guess_text_columns(
+    raw: RawTables, found: tuple[str, ...], label: str | None, *, pairs: bool
+) -> tuple[str, ...] | None:
+    """Return one column or a pair, by name in any case, else the only column of text; None where it is not clear."""
+    by_name = {name.lower(): name for name in reversed(found) if name != label}
+    if pairs:
+        for first, second in PAIRS:
+            if first in by_name and second in by_name:
+                return by_name[first], by_name[second]
+    for single in SINGLES:
+        if single in by_name:
+            return (by_name[single],)
+    candidates = [name for name in text_like_columns(raw, found) if name != label]
+    return (candidates[0],) if len(candidates) == 1 else None
+
+
+def text_like_columns(raw: RawTables, found: tuple[str, ...]) -> list[str]:
+    """Return the columns that hold words: strings that are neither identifiers nor all numbers in the first rows."""
+    from datasets import Value
+
+    features = raw.whole_train.features
+    columns = []
+    for name in found:
+        feature = features[name]
+        if isinstance(feature, Value) and feature.dtype in {"string", "large_string"}:
+            cells = [cell for cell in itertools.islice(raw.whole_train[name], LOOKED_AT_ROWS) if cell]
+            if name.lower() not in IDENTIFIERS and any(parse_number(cell) is None for cell in cells):
+                columns.append(name)
+    return columns

@@ -1,0 +1,128 @@
+"""Learning the label map from the training rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from effcli.data.labels import MAX_NUMERIC_TEXT, LabelMap, first_index, is_missing, listed, to_number
+from effcli.data.places import place
+from effcli.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Learnt = tuple[LabelMap, tuple[str, ...]]
+
+
+def learn_labels(
+    rows: Dataset, column: str, *, name: str, written_numbers: bool, classes_asked: bool = False
+) -> Learnt:
+    """Return the label map of the training rows, and sentences on what was guessed.
+
+    `written_numbers`: numbers in a text column mean numbers, as in CSV files. `classes_asked`: the user said that
+    this is classification, which settles numbers written as text.
+
+    Raises:
+        DataError: a label is missing or -1, all rows have one class, numbers and words are mixed, or numbers
+            written as text may be classes or scores.
+    """
+    from datasets import ClassLabel, Value
+
+    feature = rows.features[column]
+    values = rows.unique(column)
+    missing = [value for value in values if is_missing(value)]
+    if missing:
+        where = place(rows, min(first_index(rows, column, value) for value in missing), name)
+        raise DataError(f"{where}: the label in column '{column}' is empty; fill it in or remove the row")
+    if isinstance(feature, ClassLabel):
+        learnt = _named(rows, column, name, values, tuple(feature.names))
+    elif not isinstance(feature, Value):
+        raise DataError(f"'{name}': the label column '{column}' holds nested values; use numbers or words")
+    elif feature.dtype == "bool":
+        learnt = LabelMap(names=("false", "true"), kind="bool", ids={False: 0, True: 1}), ()
+    elif feature.dtype in {"string", "large_string"}:
+        learnt = _from_text(rows, column, name, values, written_numbers, classes_asked)
+    else:
+        learnt = _from_numbers(rows, column, name, values)
+    if learnt[0].kind != "score" and len({learnt[0].encode(v) for v in _seen(values, feature)}) < 2:
+        raise DataError(
+            f"'{name}': every row has the same label '{_seen(values, feature)[0]}' in column '{column}'; "
+            "classification needs at least two classes"
+        )
+    return learnt
+
+
+def _seen(values: list[Any], feature: Any) -> list[Any]:
+    from datasets import ClassLabel
+
+    return [feature.names[value] for value in values] if isinstance(feature, ClassLabel) else values
+
+
+def _named(rows: Dataset, column: str, name: str, values: list[Any], names: tuple[str, ...]) -> Learnt:
+    """Class names that the data set carries; ids are accepted too, where evaluation rows hold ids."""
+    if -1 in values:
+        raise _unlabelled(rows, column, name, -1)
+    ids: dict[Any, int] = {index: index for index in range(len(names))}
+    ids |= {str(index): index for index in range(len(names))}
+    ids |= {label: index for index, label in enumerate(names)}
+    return LabelMap(names=names, kind="text", ids=ids), ()
+
+
+def _from_text(
+    rows: Dataset, column: str, name: str, values: list[str], written_numbers: bool, classes_asked: bool
+) -> Learnt:
+    numeric = {value: number for value in values if (number := to_number(value)) is not None}
+    if not numeric:
+        names = tuple(sorted({value.strip() for value in values}))
+        return LabelMap(names=names, kind="text", ids={label: index for index, label in enumerate(names)}), ()
+    if len(numeric) < len(values):
+        odd = next(value for value in values if value not in numeric)
+        where = place(rows, first_index(rows, column, odd), name)
+        raise DataError(
+            f"{where}: the label '{odd}' is not a number, but others are ({listed(numeric)}); "
+            "make all labels numbers or all words"
+        )
+    if written_numbers:
+        return _from_numbers(rows, column, name, values)
+    distinct = set(numeric.values())
+    if len(distinct) > MAX_NUMERIC_TEXT and not classes_asked:
+        raise DataError(
+            f"'{name}': column '{column}' holds {len(distinct)} different numbers written as text "
+            f"({listed(values)}): scores or classes? Write them as numbers, without quotes, for scores, "
+            "or use --task classification for classes"
+        )
+    return _from_numbers(rows, column, name, values, may_be_scores=False)
+
+
+def _from_numbers(rows: Dataset, column: str, name: str, values: list[Any], *, may_be_scores: bool = True) -> Learnt:
+    """Whole numbers are classes, others scores, unless scores are ruled out."""
+    by_value = {value: to_number(value) for value in values}
+    infinite = next((value for value, number in by_value.items() if number is None), None)
+    if infinite is not None:
+        where = place(rows, first_index(rows, column, infinite), name)
+        raise DataError(f"{where}: the label '{infinite}' is not a finite number; correct it or remove the row")
+    numbers = sorted(number for number in set(by_value.values()) if number is not None)
+    if may_be_scores and any(isinstance(number, float) for number in numbers):
+        sentence = f"The labels of column '{column}' are not whole numbers, so this is a regression with 1 output."
+        return LabelMap(names=(), kind="score", ids={}), (sentence,)
+    if numbers[0] == -1 and (len(numbers) == 1 or 0 in numbers):
+        raise _unlabelled(rows, column, name, next(v for v, number in by_value.items() if number == -1))
+    labels = LabelMap(
+        names=tuple(str(number) for number in numbers),
+        kind="number",
+        ids={number: index for index, number in enumerate(numbers)},
+    )
+    notes = []
+    if numbers != list(range(len(numbers))):
+        notes.append(f"The labels {listed(numbers)} of column '{column}' become classes 0 to {len(numbers) - 1}.")
+    if len(numbers) > MAX_NUMERIC_TEXT and len(numbers) * 2 > len(rows):
+        notes.append(f"Column '{column}' has {len(numbers)} classes in {len(rows)} rows; are these really labels?")
+    return labels, tuple(notes)
+
+
+def _unlabelled(rows: Dataset, column: str, name: str, value: Any) -> DataError:
+    where = place(rows, first_index(rows, column, value), name)
+    return DataError(
+        f"{where}: the label is -1, which marks rows without a label, as in a test split; use rows with labels, "
+        "or write a word where -1 is a class of its own"
+    )

@@ -1,0 +1,21 @@
+"""Reading numbers that are written as text, strictly: `nan`, `inf`, `1_000` and `0x1` are words, not numbers."""
+
+from __future__ import annotations
+
+import re
+
+NUMERAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+def parse_number(text: str) -> int | float | None:
+    """Return the number that `text` spells, as an int where it is whole; None where it is no number."""
+    stripped = text.strip()
+    if not NUMERAL.fullmatch(stripped):
+        return None
+    return int(stripped) if INTEGER.fullmatch(stripped) else whole(float(stripped))
+
+
+def whole(value: float) -> int | float:
+    """Return `value` as an int where it is a whole number, else unchanged."""
+    return int(value) if value.is_integer() else value

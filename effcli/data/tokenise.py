@@ -1,0 +1,159 @@
+"""From tables and a problem to rows of token ids, cached between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from effcli.data.cache import cache_folder, quiet_datasets
+from effcli.data.encode import TRUNCATED_COLUMN, as_text, encode_batch
+from effcli.data.labels import label_reader
+from effcli.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+    from transformers import PreTrainedTokenizerBase
+
+    from effcli.data.columns import Problem
+    from effcli.data.source import RawTables
+    from effcli.spec import RunSpec
+
+FORMAT_VERSION = 1
+"""Part of the cache key: raise it when the same text gives other rows than before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedData:
+    """Tokenised rows: input_ids, attention_mask, token_type_ids where the tokenizer makes them, labels for classifiers.
+
+    `skipped_rows` (no text, or too short to learn from) and `truncated_rows` count both splits; `longest` and
+    `num_tokens` are tokens of the training rows.
+    """
+
+    train: Dataset
+    eval: Dataset | None
+    train_rows: int
+    eval_rows: int
+    skipped_rows: int
+    truncated_rows: int
+    longest: int
+    num_tokens: int
+
+
+def tokenise(
+    raw: RawTables, problem: Problem, tokenizer: PreTrainedTokenizerBase, *, max_length: int, spec: RunSpec
+) -> PreparedData:
+    """Return the rows as token ids, cut to `max_length` tokens (of a pair, the longer text loses tokens first).
+
+    Rows without text are skipped, and in language modelling rows of a single token, which predict nothing.
+
+    Raises:
+        DataError: no row is left, or `max_length` leaves no room for text beside the special tokens.
+    """
+    import pyarrow.compute as pc
+
+    num_special = tokenizer.num_special_tokens_to_add(pair=len(problem.text_columns) == 2)
+    if max_length <= num_special:
+        raise DataError(
+            f"a maximum length of {max_length} leaves no room for text beside {num_special} special tokens; "
+            f"use --max-length {num_special + 2} or more"
+        )
+    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, max_length)
+    evaluation, eval_cut = None, 0
+    if raw.eval is not None:
+        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, max_length)
+    eval_rows = len(evaluation) if evaluation is not None else 0
+    lengths = pc.list_value_length(train.data.column("input_ids"))
+    return PreparedData(
+        train=train,
+        eval=evaluation,
+        train_rows=len(train),
+        eval_rows=eval_rows,
+        skipped_rows=len(raw.train) - len(train) + (len(raw.eval) if raw.eval is not None else 0) - eval_rows,
+        truncated_rows=train_cut + eval_cut,
+        longest=int(pc.max(lengths).as_py()),
+        num_tokens=int(pc.sum(lengths).as_py()),
+    )
+
+
+def texts(raw: RawTables, problem: Problem) -> Iterator[str]:
+    """Yield every text of the training rows, the columns of a row one after the other; empty ones are left out."""
+    for batch in raw.train.select_columns(list(problem.text_columns)).iter(batch_size=1000):
+        for row in zip(*(batch[column] for column in problem.text_columns), strict=True):
+            yield from (text for text in map(as_text, row) if text.strip())
+
+
+def _tokenise_split(
+    rows: Dataset, name: str, problem: Problem, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[Dataset, int]:
+    """Return the tokenised rows and the number of those that were cut."""
+    import pyarrow.compute as pc
+
+    label_column = problem.label_column if problem.labels is not None else None
+    read_label = label_reader(rows, label_column, problem.labels) if label_column and problem.labels else None
+    with_types = "token_type_ids" in tokenizer.model_input_names
+    fingerprint = _fingerprint(rows, problem, tokenizer, max_length)
+    folder = cache_folder() / "effcli"
+    folder.mkdir(exist_ok=True)
+    with quiet_datasets():
+        tokenised = rows.map(
+            encode_batch,
+            batched=True,
+            fn_kwargs={
+                "tokenizer": tokenizer,
+                "text_columns": problem.text_columns,
+                "label_column": label_column,
+                "read_label": read_label,
+                "max_length": max_length,
+                "min_length": 2 if problem.task == "causal-lm" else 1,
+                "with_types": with_types,
+            },
+            remove_columns=rows.column_names,
+            features=_features(problem, with_types),
+            cache_file_name=str(folder / f"tokens-{fingerprint}.arrow"),
+            load_from_cache_file=True,
+            new_fingerprint=fingerprint,
+        )
+    if getattr(tokenizer, "is_fast", False):
+        # A call with truncation leaves it switched on in the tokenizer, and so in the file saved with the model.
+        tokenizer.backend_tokenizer.no_truncation()
+    if not len(tokenised):
+        least = "two tokens" if problem.task == "causal-lm" else "text"
+        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {_quoted(problem.text_columns)}")
+    num_truncated = int(pc.sum(tokenised.data.column(TRUNCATED_COLUMN)).as_py())
+    return tokenised.remove_columns(TRUNCATED_COLUMN), num_truncated
+
+
+def _features(problem: Problem, with_types: bool) -> Features:
+    from datasets import Features, List, Value
+
+    features = {"input_ids": List(Value("int32")), "attention_mask": List(Value("int8"))}
+    if with_types:
+        features["token_type_ids"] = List(Value("int8"))
+    if problem.labels is not None:
+        features["labels"] = Value("float32" if problem.problem_type == "regression" else "int64")
+    return Features({**features, TRUNCATED_COLUMN: Value("bool")})
+
+
+def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+    """Return the cache key: everything that the token ids and labels depend on."""
+    from datasets.fingerprint import Hasher
+
+    if getattr(tokenizer, "is_fast", False):
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        state |= {"truncation": None, "padding": None}
+        tokens: Any = json.dumps(state, sort_keys=True)
+    else:
+        tokens = Hasher.hash(tokenizer)
+    labels = (problem.labels.kind, list(problem.labels.ids.items())) if problem.labels else None
+    options = (type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side)
+    columns = (problem.task, problem.text_columns, problem.label_column)
+    key = (FORMAT_VERSION, rows._fingerprint, columns, labels, tokens, options, max_length)
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+
+
+def _quoted(columns: tuple[str, ...]) -> str:
+    return " or ".join(f"'{column}'" for column in columns)
