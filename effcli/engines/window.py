@@ -15,10 +15,8 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
+from effcli.data.batches import IGNORED
 from effcli.engines.base import Batch
-
-IGNORED = -100
-"""Label of a position that is no item; torch's default `ignore_index`."""
 
 Objective = Literal["classification", "regression", "causal-lm"]
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from effcli.errors import DataError
+from effcli.facts import Fact
+from effcli.memory.plan import MemoryPlan
 
 SCHEMA_VERSION = 1
 Status = Literal["planned", "running", "completed", "interrupted", "failed"]
-
-
-class Fact(BaseModel):
-    """Base of the record's parts: frozen; unknown keys of newer versions are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class StateTotals(Fact):
@@ -24,31 +20,6 @@ class StateTotals(Fact):
 
     elements: int
     bytes: int
-
-
-class PhaseBytes(Fact):
-    """Bytes live in one phase; None where the part was not predicted."""
-
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_state_bytes: int
-    activations_bytes: int | None
-    temporaries_bytes: int | None
-    total_bytes: int | None
-
-
-class MemoryPlan(Fact):
-    """Predicted bytes by phase; the peak is None until activations are traced."""
-
-    phases: dict[str, PhaseBytes]
-    basis: dict[str, str]
-    peak_phase: str | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    context_bytes: int | None = None
-    device_total_bytes: int | None = None
-    fits: Literal["fits", "tight", "no"] | None = None
-    largest_batch_size: int | None = None
 
 
 class ModelFacts(Fact):
@@ -105,13 +76,14 @@ class DataFacts(Fact):
 
 
 class UpdateFacts(Fact):
-    """One optimizer update: mean loss per item of its window, the learning rate it used, gradient norm before clipping."""
+    """One optimizer update: mean loss per item of its window, the learning rate it used, gradient norm before
+    clipping (None where the fp16 scaler skipped the update)."""
 
     update: int
     epoch: float
     loss: float
     lr: float
-    grad_norm: float
+    grad_norm: float | None
 
 
 class EvalFacts(Fact):

@@ -1,0 +1,6 @@
+"""`python -m effcli` is the same as `effcli`."""
+
+from effcli.cli.app import main
+
+if __name__ == "__main__":
+    main()

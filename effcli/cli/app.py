@@ -1,0 +1,45 @@
+"""The command line: which commands there are. Imports neither torch nor pydantic."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from effcli import __version__
+from effcli.cli import recipes
+from effcli.cli.boundary import run_guarded
+from effcli.cli.report import report
+from effcli.cli.train import train
+
+app = typer.Typer(
+    name="effcli",
+    help="Train Hugging Face models in little memory, and tell the truth about memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"effcli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Train Hugging Face models in little memory, and tell the truth about memory."""
+
+
+app.command()(train)
+app.command()(report)
+app.add_typer(recipes.app, name="recipes")
+
+
+def main() -> None:
+    """Entry point of the console script; ends the process with the right exit code."""
+    sys.exit(run_guarded(lambda: app(standalone_mode=False), verbose="--verbose" in sys.argv))

@@ -1,0 +1,69 @@
+"""The device and the precision that were asked for, refused early where they cannot be had."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from effcli.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def refuse_many_processes() -> None:
+    """Refuse a launch with several processes, which would train unsynchronised copies.
+
+    Raises:
+        UsageError: `WORLD_SIZE` is above 1.
+    """
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size not in ("", "1"):
+        raise UsageError(
+            f"WORLD_SIZE is {world_size}, but training with more than one process is not supported yet; "
+            "start effcli directly, without torchrun or accelerate launch"
+        )
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:i`; `auto` takes a CUDA device where there is one.
+
+    Raises:
+        DeviceError: CUDA was asked for and is not there, or has no such index.
+    """
+    import torch
+
+    if name != "cpu":
+        _show_one_device(int(name.partition(":")[2] or 0))
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        reason = "is a CPU-only build" if torch.version.cuda is None else "finds no such CUDA device"
+        raise DeviceError(f"--device {name}: torch {torch.__version__} {reason}; use --device cpu")
+    return torch.device("cuda", 0)
+
+
+def _show_one_device(index: int) -> None:
+    """Leave one device visible, so that no library spreads the run over several (Trainer would use DataParallel)."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return
+    visible = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]
+    if visible or "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index) if not visible else ""
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that the device does not run, before anything is read.
+
+    Raises:
+        DeviceError: fp16 on a CPU, where every library accepts it and none scales; bf16 on a GPU without it.
+    """
+    import torch
+
+    if precision == "fp16" and device.type == "cpu":
+        raise DeviceError("--precision fp16 needs a CUDA device (it trains with a gradient scaler); use bf16 or fp32")
+    if precision in ("bf16", "bf16-pure") and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        name = torch.cuda.get_device_name(device)
+        raise DeviceError(f"--precision {precision}: {name} has no bfloat16; use --precision fp16 or fp32")

@@ -1,0 +1,50 @@
+"""The Python API and the only wiring: `resolve_spec`, `plan`, `train`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from effcli.pipeline.resolve import resolve_spec
+
+if TYPE_CHECKING:
+    from effcli.engines.base import Progress
+    from effcli.measure.record import RunRecord
+    from effcli.spec import RunSpec
+
+__all__ = ["plan", "resolve_spec", "train"]
+
+
+def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
+    """Return the record of a run that is checked, data included, but not started; no weights are allocated.
+
+    Raises:
+        EffcliError: see `effcli.pipeline.prepare.prepare`.
+    """
+    from effcli.pipeline.build import build
+    from effcli.pipeline.facts import planned_record
+    from effcli.pipeline.prepare import prepare
+
+    prepared = prepare(spec, progress)
+    return planned_record(prepared, build(prepared, meta=True), out=spec.output.out)
+
+
+def train(
+    spec: RunSpec,
+    *,
+    progress: Progress,
+    resume: bool = False,
+    overwrite: bool = False,
+    stop_after_updates: int | None = None,
+) -> RunRecord:
+    """Train, save model, recipe and record in the run folder, and return the record.
+
+    `stop_after_updates` stops as a signal would, after that update of the run.
+
+    Raises:
+        EffcliError: see `effcli.pipeline.training.train`.
+    """
+    from effcli.pipeline import training
+
+    return training.train(
+        spec, progress=progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates
+    )

@@ -1,0 +1,132 @@
+"""What a prepared and built run says about itself: the parts of a record that exist before training."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from effcli import __version__
+from effcli.data.baselines import baselines
+from effcli.measure.record import (
+    BatchFacts,
+    Baselines,
+    DataFacts,
+    GroupFacts,
+    ModelFacts,
+    OptimizerFacts,
+    RunRecord,
+)
+from effcli.memory.plan import exact_plan
+from effcli.units import Basis
+
+if TYPE_CHECKING:
+    from effcli.pipeline.build import Built
+    from effcli.pipeline.prepare import Prepared
+
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "tokenizers", "safetensors")
+
+
+def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunRecord:
+    """Return the record of a run that has not started: specification, environment, model, data and plan."""
+    loop = prepared.spec.loop
+    return RunRecord(
+        command="train",
+        spec=prepared.spec.model_dump(mode="json"),
+        environment=environment(prepared, out),
+        model=_model(prepared, built),
+        optimizer=_optimizer(prepared, built),
+        batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
+        groups=tuple(
+            GroupFacts(
+                weight_decay=group["weight_decay"],
+                num_tensors=len(group["params"]),
+                num_elements=sum(parameter.numel() for parameter in group["params"]),
+            )
+            for group in built.groups
+        ),
+        data=DataFacts(
+            train_rows=prepared.data.train_rows,
+            eval_rows=prepared.data.eval_rows,
+            skipped_rows=prepared.data.skipped_rows,
+            truncated_rows=prepared.data.truncated_rows,
+        ),
+        total_updates=prepared.total_updates,
+        baselines=_baselines(prepared),
+        notes=(*prepared.notes, *built.notes),
+    )
+
+
+def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
+    """Return versions, machine and device; nothing that identifies a person."""
+    import torch
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    device = prepared.device
+    return {
+        "effcli": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "packages": versions,
+        "out": out,
+    }
+
+
+def _model(prepared: Prepared, built: Built) -> ModelFacts:
+    trainable = [parameter for parameter in built.parameters if parameter.trainable]
+    return ModelFacts(
+        name=prepared.source.name,
+        architecture=type(built.model).__name__,
+        task=prepared.problem.task,
+        num_parameters=sum(parameter.num_elements for parameter in built.parameters),
+        num_trainable_parameters=sum(parameter.num_elements for parameter in trainable),
+        num_parameter_tensors=len(built.parameters),
+        weights_bytes=sum(parameter.num_bytes for parameter in built.parameters),
+        gradients_bytes=sum(parameter.num_bytes for parameter in trainable),
+    )
+
+
+def _optimizer(prepared: Prepared, built: Built) -> OptimizerFacts:
+    model, state, entry = _model(prepared, built), built.state, prepared.entry
+    rule = entry.rule_of_thumb_bytes
+    return OptimizerFacts(
+        name=entry.name,
+        state_bytes=state.state_bytes,
+        state_elements=state.state_elements,
+        rule_of_thumb_bytes=rule(model.num_trainable_parameters) if rule else None,
+        basis=Basis.EXACT,
+        tensors=state.tensors,
+        total_before_activations_bytes=model.weights_bytes + model.gradients_bytes + state.state_bytes,
+        plan=exact_plan(
+            weights_bytes=model.weights_bytes,
+            gradients_bytes=model.gradients_bytes,
+            optimizer_state_bytes=state.state_bytes,
+            accum=prepared.spec.loop.accum,
+        ),
+    )
+
+
+def _baselines(prepared: Prepared) -> Baselines | None:
+    """Return the scores of two trivial models on the built-in data, so that leakage is not mistaken for learning."""
+    raw, problem = prepared.raw, prepared.problem
+    if prepared.spec.data.train is not None or problem.labels is None or raw.eval is None:
+        return None
+    texts_and_labels = [
+        [
+            list(zip(*(table[column] for column in problem.text_columns), strict=True)),
+            [problem.labels.encode(label) for label in table[problem.label_column]],
+        ]
+        for table in (raw.train, raw.eval)
+    ]
+    (train_texts, train_labels), (eval_texts, eval_labels) = texts_and_labels
+    return Baselines(**baselines(train_texts, train_labels, eval_texts, eval_labels))

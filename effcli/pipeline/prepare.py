@@ -1,0 +1,162 @@
+"""Everything before a model is built: device, optimizer, model source, data. Cheap checks come first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from effcli.devices import check_precision, refuse_many_processes, resolve_device
+from effcli.errors import UsageError
+from effcli.models import ModelSource, find_model, row_limit, tokenizer_for
+from effcli.optim import registry
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from effcli.data.columns import Problem
+    from effcli.data.source import RawTables
+    from effcli.data.tokenise import PreparedData
+    from effcli.engines.base import Progress
+    from effcli.optim.entry import Hyper, OptimizerEntry
+    from effcli.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run with everything decided and the data read; `spec` is the resolved one."""
+
+    spec: RunSpec
+    entry: OptimizerEntry
+    hyper: Hyper
+    device: torch.device
+    source: ModelSource
+    raw: RawTables
+    problem: Problem
+    tokenizer: PreTrainedTokenizerBase
+    data: PreparedData
+    notes: tuple[str, ...]
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Return ceil(ceil(rows / batch) / accum)."""
+        loop = self.spec.loop
+        return math.ceil(math.ceil(self.data.train_rows / loop.batch_size) / loop.accum)
+
+    @property
+    def total_updates(self) -> int:
+        """Return `--max-steps`, or else the epochs' updates."""
+        return self.spec.loop.max_steps or self.spec.loop.epochs * self.updates_per_epoch
+
+
+def prepare(spec: RunSpec, progress: Progress) -> Prepared:
+    """Return the run, ready to be built; says aloud what was guessed.
+
+    Raises:
+        EffcliError: whatever is wrong with specification, device, optimizer, model or data, in that order.
+    """
+    notes: list[str] = []
+
+    def say(*sentences: str) -> None:
+        for sentence in sentences:
+            notes.append(sentence)
+            progress.note(sentence)
+
+    refuse_many_processes()
+    quiet_libraries()
+    device = resolve_device(spec.loop.device)
+    check_precision(spec.loop.precision, device)
+    entry = registry.find(spec.optim.name)
+    hyper = registry.resolve_hyper(entry, spec.optim)
+    spec = _settle_schedule(spec, entry, hyper)
+    registry.check_works(entry, str(device))
+    if spec.uses_builtin_demo:
+        say("built-in demonstration: a small model with random weights on generated sentence pairs; for your own use --model and --data")
+    if entry.cpu_note and device.type == "cpu":
+        say(entry.cpu_note)
+
+    source = find_model(spec.model.name)
+    from effcli.data.columns import choose
+    from effcli.data.source import load_tables
+    from effcli.data.tokenise import texts, tokenise
+    from effcli.data.tokenizer import build_tokenizer
+
+    raw = load_tables(spec.data)
+    problem = choose(raw, spec, is_decoder=source.is_decoder, architectures=source.architectures)
+    say(*raw.notes, *problem.notes)
+
+    def build(vocab_size: int, model_type: str, max_length: int) -> PreTrainedTokenizerBase:
+        if source.path is not None:
+            say(f"'{source.name}' has no tokenizer: one was built from the training text")
+        return build_tokenizer(texts(raw, problem), vocab_size=vocab_size, model_type=model_type, max_length=max_length)
+
+    tokenizer = tokenizer_for(source, build)
+    max_length = row_limit(source, tokenizer, spec.data.max_length)
+    data = tokenise(raw, problem, tokenizer, max_length=max_length, spec=spec)
+    if data.truncated_rows:
+        say(f"{data.truncated_rows:,} {_rows(data.truncated_rows)} longer than {max_length} tokens: cut")
+    if data.skipped_rows:
+        say(f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text: left out")
+    if data.eval is None:
+        say("evaluation skipped: no validation data (give --eval-data)")
+    return Prepared(
+        spec=_resolved(spec, hyper=hyper, entry=entry, problem=problem, max_length=max_length),
+        entry=entry,
+        hyper=hyper,
+        device=device,
+        source=source,
+        raw=raw,
+        problem=problem,
+        tokenizer=tokenizer,
+        data=data,
+        notes=tuple(notes),
+    )
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and advice of the libraries off the terminal; ours say what matters."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def _settle_schedule(spec: RunSpec, entry: OptimizerEntry, hyper: Hyper) -> RunSpec:
+    """Return the spec with a constant schedule where the optimizer sets its own rate.
+
+    Raises:
+        UsageError: a schedule or a warm-up was asked for as well.
+    """
+    if not entry.drives_own_lr(hyper):
+        return spec
+    loop = spec.loop
+    if ("scheduler" in loop.model_fields_set and loop.scheduler != "constant") or loop.warmup_ratio:
+        raise UsageError(
+            f"--scheduler {loop.scheduler}: '{entry.name}' with relative_step sets its own learning rate; "
+            "leave --scheduler and --warmup-ratio out, or relative_step"
+        )
+    return spec.model_copy(update={"loop": loop.model_copy(update={"scheduler": "constant"})})
+
+
+def _resolved(spec: RunSpec, *, hyper: Any, entry: OptimizerEntry, problem: Problem, max_length: int) -> RunSpec:
+    """Return the spec with everything that was guessed or defaulted written out, so that it is itself a recipe."""
+    return spec.model_copy(
+        update={
+            "model": spec.model.model_copy(update={"task": problem.task}),
+            "data": spec.data.model_copy(
+                update={
+                    "text_columns": problem.text_columns,
+                    "label_column": problem.label_column,
+                    "max_length": max_length,
+                }
+            ),
+            "optim": spec.optim.model_copy(update={"name": entry.name, "lr": hyper["lr"]}),
+        }
+    )
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"

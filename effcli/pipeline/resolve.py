@@ -1,0 +1,78 @@
+"""Layers of settings -> one `RunSpec`: defaults < demonstration < recipe < --set < flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from effcli.data.builtin import DEMO_LOOP
+from effcli.errors import UsageError
+from effcli.recipes import overlay, parse_set, read_recipe
+from effcli.run_folder import RECIPE
+from effcli.spec import RunSpec, build_spec
+
+CONTINUED = {
+    "loop.epochs",
+    "loop.max_steps",
+    "loop.eval_batch_size",
+    "loop.num_workers",
+    "loop.device",
+    "loop.engine",
+    "data.eval",
+    "output.out",
+    "output.save_every",
+    "output.keep",
+    "output.logging_steps",
+}
+"""Fields that may change when a run is resumed; every other one changes what is learnt."""
+
+
+def resolve_spec(
+    flags: Mapping[str, Any], *, recipe: str | None = None, sets: Sequence[str] = (), resume_from: str | None = None
+) -> RunSpec:
+    """Return the specification that flags (nested sections), a recipe and `a.b=c` texts add up to.
+
+    `resume_from` is a run folder whose saved specification lies below all of these.
+
+    Raises:
+        UsageError: an unknown key, a value that is not allowed, or an unknown recipe.
+    """
+    layers: list[Mapping[str, Any]] = []
+    if resume_from is not None:
+        path = Path(resume_from).expanduser() / RECIPE
+        if not path.is_file():
+            raise UsageError(
+                f"--resume: '{resume_from}' holds no run ({RECIPE} is missing); leave --resume out to start one"
+            )
+        layers.append(read_recipe(str(path)))
+    if recipe is not None:
+        layers.append(read_recipe(recipe))
+    layers += [parse_set(text) for text in sets]
+    layers.append(flags)
+    given = overlay(*layers)
+    return build_spec(overlay(_demonstration(given), given))
+
+
+def _demonstration(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the built-in model, and with the built-in data those of the whole demonstration.
+
+    The learning rate belongs to a model trained from random weights, the rest to the data.
+    """
+    if (given.get("model") or {}).get("name") is not None:
+        return {}
+    optim = {"lr": DEMO_LOOP["lr"]}
+    if (given.get("data") or {}).get("train") is not None:
+        return {"optim": optim}
+    loop = {key: DEMO_LOOP[key] for key in ("batch_size", "epochs", "warmup_ratio")}
+    return {"optim": optim, "loop": loop, "data": {"max_length": DEMO_LOOP["max_length"]}}
+
+
+def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the dotted fields that differ between two dumped specifications and may not when a run is resumed."""
+    return [
+        f"{section}.{key}"
+        for section, fields in now.items()
+        for key, value in fields.items()
+        if saved.get(section, {}).get(key) != value and f"{section}.{key}" not in CONTINUED
+    ]

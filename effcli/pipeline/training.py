@@ -1,0 +1,284 @@
+"""One training run from specification to record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel, set_seed
+
+from effcli.data.batches import eval_loader, train_loader
+from effcli.engines.base import EvalResult, Job, Loop, Position
+from effcli.engines.checkpoint import CheckpointStore, Saved, restore, set_random_state
+from effcli.engines.evaluate import evaluate
+from effcli.engines.session import Evaluation, TrainingSession, Update
+from effcli.engines.window import WindowLoss
+from effcli.errors import EffcliError, InterruptedRunError, OutOfMemoryError, UsageError
+from effcli.measure.nvml import read_nvml
+from effcli.measure.optimizer_size import inspect_optimizer
+from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
+from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
+from effcli.measure.throughput import ThroughputMeter
+from effcli.optim.learning_rate import current_lr
+from effcli.pipeline.build import Built, build, build_scheduler
+from effcli.pipeline.facts import planned_record
+from effcli.pipeline.prepare import Prepared, prepare
+from effcli.pipeline.resolve import changed_fields
+from effcli.recipes import write_recipe
+from effcli.run_folder import RunFolder, dated_name, open_run_folder, write_folder, write_text
+from effcli.spec import RunSpec
+
+if TYPE_CHECKING:
+    from effcli.engines.base import Progress
+
+
+def train(
+    spec: RunSpec, *, progress: Progress, resume: bool, overwrite: bool, stop_after_updates: int | None
+) -> RunRecord:
+    """Train and return the record, which is also saved; a failed or interrupted run leaves a record that says so.
+
+    Raises:
+        EffcliError: bad input before the run; during it OutOfMemoryError, TrainingFailedError, InterruptedRunError,
+            WriteError.
+    """
+    if resume and spec.output.out is None:
+        raise UsageError("--resume needs --out with the folder of the run to continue")
+    out = spec.output.out or dated_name(datetime.now(), spec.optim.name)
+    spec = spec.model_copy(update={"output": spec.output.model_copy(update={"out": out})})
+    folder = open_run_folder(out, resume=resume, overwrite=overwrite)
+    prepared = prepare(spec, progress)
+    built = build(prepared, meta=False)
+    for note in built.notes:
+        progress.note(note)
+    run = _Run(prepared, built, folder, progress, planned_record(prepared, built, out=out))
+    if resume:
+        run.resume()
+    write_recipe(prepared.spec, folder.recipe, f"Purpose: the run in {out}\nCommand: effcli train --recipe {folder.recipe}")
+    return run.execute(stop_after_updates)
+
+
+class _Run:
+    """The objects of one run while it lasts."""
+
+    def __init__(
+        self, prepared: Prepared, built: Built, folder: RunFolder, progress: Progress, record: RunRecord
+    ) -> None:
+        spec, model = prepared.spec, built.model
+        self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
+        self._record = record
+        self._optimizer = prepared.entry.build(built.groups, prepared.hyper)
+        self._scheduler = build_scheduler(prepared, self._optimizer)
+        self._probe = StepProbe(model, self._optimizer, current_lr)
+        self._meter = ThroughputMeter(model, time.perf_counter)
+        self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep)
+        self._window_loss = WindowLoss(
+            "regression" if prepared.problem.problem_type == "regression" else prepared.problem.task
+        )
+        self._loop = Loop(
+            device=prepared.device,
+            precision=spec.loop.precision,
+            batch_size=spec.loop.batch_size,
+            accum=spec.loop.accum,
+            max_grad_norm=spec.loop.max_grad_norm,
+            updates_per_epoch=prepared.updates_per_epoch,
+            total_updates=prepared.total_updates,
+            seed=spec.loop.seed,
+        )
+        self._start = Position(updates_per_epoch=prepared.updates_per_epoch)
+        self._history: list[Update] = []
+        self._evaluations: list[Evaluation] = []
+        self._random: dict | None = None
+
+    def resume(self) -> None:
+        """Go on from the newest intact checkpoint; without one, from the start.
+
+        Raises:
+            UsageError: the specification changed in what is learnt, or the run is already complete.
+            TrainingFailedError: there are checkpoints and all of them are damaged.
+        """
+        found = self._store.newest_intact()
+        if found is None:
+            self._progress.note("no checkpoint yet: starting from the first update")
+            return
+        path, saved, damaged = found
+        for broken in damaged:
+            self._progress.note(f"checkpoint '{broken}' is damaged: going on from the one before it")
+        changed = changed_fields(saved.spec, self._prepared.spec.model_dump(mode="json"))
+        if changed:
+            raise UsageError(f"--resume: the run was started with other values of {', '.join(changed)}; keep them, or start anew with --overwrite")
+        if saved.update >= self._loop.total_updates:
+            raise UsageError(
+                f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
+            )
+        self._random = restore(path, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
+        self._start = Position(update=saved.update, updates_per_epoch=self._loop.updates_per_epoch)
+        self._history = [Update(**line) for line in saved.history]
+        self._evaluations = [
+            Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations
+        ]
+        self._progress.note(f"resumed after update {saved.update} of {self._loop.total_updates}")
+
+    def execute(self, stop_after_updates: int | None) -> RunRecord:
+        """Run the engine to its end and return the saved record; see `train` for what it raises."""
+        spec, prepared = self._prepared.spec, self._prepared
+        session = TrainingSession(
+            start=self._start,
+            total_updates=self._loop.total_updates,
+            save_every=spec.output.save_every,
+            progress=self._progress,
+            prepare_random=self._prepare_random,
+            read_lr=lambda: self._probe.last_lr,
+            read_samples=self._meter.rows_since_last,
+            evaluate=self._evaluate if prepared.data.eval is not None else None,
+            save=self._save_checkpoint,
+            pause_clock=self._meter.pause,
+            resume_clock=self._meter.resume,
+            stop_after=stop_after_updates,
+            history=self._history,
+            evaluations=self._evaluations,
+        )
+        job = Job(
+            model=self._model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            loader=train_loader(
+                prepared.data,
+                prepared.problem,
+                prepared.tokenizer,
+                batch_size=spec.loop.batch_size,
+                seed=spec.loop.seed,
+                num_workers=spec.loop.num_workers,
+            ),
+            window_loss=self._window_loss,
+            loop=self._loop,
+            start=self._start,
+            observer=session,
+        )
+        engine = import_module(f"effcli.engines.{spec.loop.engine}")
+        reset_cuda_peak(prepared.device)
+        try:
+            with session.stopping_on_signals(), without_cache(self._model), explained_out_of_memory(prepared):
+                engine.run(job)
+            write_folder(self._folder.model, self._save_model)
+        except BaseException as error:
+            interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
+            self._finish(session, "interrupted" if interrupted else "failed", str(error) or type(error).__name__)
+            raise
+        finally:
+            self._progress.stop()
+            self._probe.detach()
+        return self._finish(session, "completed", None)
+
+    def _prepare_random(self) -> None:
+        if self._random is None:
+            set_seed(self._prepared.spec.loop.seed)
+        else:
+            set_random_state(self._random)
+
+    def _evaluate(self) -> EvalResult:
+        prepared = self._prepared
+        loader = eval_loader(
+            prepared.data,
+            prepared.problem,
+            prepared.tokenizer,
+            batch_size=prepared.spec.loop.eval_batch_size or prepared.spec.loop.batch_size,
+            num_workers=prepared.spec.loop.num_workers,
+        )
+        return evaluate(
+            self._model, loader, self._window_loss, device=prepared.device, precision=prepared.spec.loop.precision
+        )
+
+    def _save_checkpoint(self, session: TrainingSession) -> None:
+        saved = Saved(
+            update=session.update,
+            spec=self._prepared.spec.model_dump(mode="json"),
+            history=[asdict(line) for line in session.history],
+            evaluations=[asdict(line) for line in session.evaluations],
+        )
+        self._store.save(saved, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
+
+    def _save_model(self, path: Path) -> None:
+        self._model.save_pretrained(path)
+        self._prepared.tokenizer.save_pretrained(path)
+
+    def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
+        """Return the final record after writing it."""
+        updates = session.update - self._start.update
+        record = self._record.model_copy(
+            update={
+                "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
+                "eval": tuple(_eval_facts(line) for line in session.evaluations),
+                "measured": self._measured() if updates else None,
+                "throughput": self._meter.result(updates) if updates else None,
+                "status": status,
+                "failure": failure,
+            }
+        )
+        write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
+        return record
+
+    def _measured(self) -> Measured:
+        size = inspect_optimizer(self._optimizer)
+        device = self._prepared.device
+        return Measured(
+            weights_bytes=self._probe.weights_bytes,
+            gradients_bytes=self._probe.gradients_bytes,
+            optimizer_state_bytes=size.state_bytes,
+            optimizer_state_elements=size.state_elements,
+            tensors=size.tensors,
+            peak_allocated_bytes=cuda_peak_allocated_bytes(device),
+            peak_rss_bytes=peak_rss_bytes(),
+            nvml=read_nvml(device),
+        )
+
+
+def _eval_facts(evaluation: Evaluation) -> EvalFacts:
+    result = evaluation.result
+    return EvalFacts(
+        epoch=evaluation.epoch,
+        update=evaluation.update,
+        eval_loss=result.loss,
+        eval_accuracy=result.accuracy,
+        eval_f1=result.f1,
+        eval_perplexity=result.perplexity,
+    )
+
+
+@contextmanager
+def without_cache(model: PreTrainedModel) -> Iterator[None]:
+    """Keep decoders from returning keys and values, which training never reads but which stay in memory."""
+    had = getattr(model.config, "use_cache", None)
+    if had is not None:
+        model.config.use_cache = False
+    try:
+        yield
+    finally:
+        if had is not None:
+            model.config.use_cache = had
+
+
+@contextmanager
+def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
+    """Turn the allocator's error into one line that says what to change."""
+    loop = prepared.spec.loop
+    try:
+        yield
+    except EffcliError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
+            raise
+        half = max(loop.batch_size // 2, 1)
+        smaller = f"--batch-size {half} --accum {loop.accum * 2} (the same effective batch), " if loop.batch_size > 1 else ""
+        raise OutOfMemoryError(
+            f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {smaller}"
+            f"--gradient-checkpointing, or --optim adam8bit. The allocator said: {text.splitlines()[0] if text else 'no more memory'}"
+        ) from error

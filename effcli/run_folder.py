@@ -1,0 +1,117 @@
+"""The folder of one run: refused when it holds something, written so that nothing half done looks complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from effcli.errors import UsageError, WriteError
+
+RECORD = "record.json"
+RECIPE = "recipe.yaml"
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """Names inside a run folder."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        """Return the path of the record."""
+        return self.path / RECORD
+
+    @property
+    def recipe(self) -> Path:
+        """Return the path of the resolved specification."""
+        return self.path / RECIPE
+
+    @property
+    def model(self) -> Path:
+        """Return the folder of the trained model and its tokenizer."""
+        return self.path / MODEL
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder of the checkpoints."""
+        return self.path / CHECKPOINTS
+
+
+def dated_name(now: datetime, optimizer: str) -> str:
+    """Return the default run folder, such as `runs/2030-01-31-12-59-59-adam8bit`."""
+    return f"runs/{now:%Y-%m-%d-%H-%M-%S}-{optimizer}"
+
+
+def open_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
+    """Return the run folder, created when needed and emptied of an earlier run with `overwrite`.
+
+    Files that are not ours are never removed.
+
+    Raises:
+        UsageError: it holds something and neither `resume` nor `overwrite` was given, or both were.
+        WriteError: it cannot be written to.
+    """
+    folder = RunFolder(path=Path(out).expanduser())
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; give one")
+    if folder.path.is_file():
+        raise UsageError(f"--out '{out}' is a file; give a folder")
+    if resume and not folder.recipe.is_file():
+        raise UsageError(f"--resume: '{out}' holds no run ({RECIPE} is missing); leave --resume out to start one")
+    if not resume and not overwrite and folder.path.is_dir() and any(folder.path.iterdir()):
+        raise UsageError(f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, or choose another")
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            for path in (folder.record, folder.recipe):
+                path.unlink(missing_ok=True)
+            for path in (folder.model, folder.checkpoints):
+                shutil.rmtree(path, ignore_errors=True)
+        tempfile.TemporaryFile(dir=folder.path).close()
+    except OSError as error:
+        raise WriteError(f"--out '{out}' cannot be written to: {error.strerror}; choose another folder") from error
+    return folder
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        WriteError: disk full or read-only.
+    """
+    draft = path.with_name(f".writing-{path.name}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise WriteError(f"could not write '{path}': {error.strerror}") from error
+
+
+def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """Let `fill` write into a folder that appears under its name only when `fill` has returned.
+
+    Raises:
+        WriteError: disk full or read-only.
+    """
+    draft = path.with_name(f".writing-{path.name}")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        fill(draft)
+        shutil.rmtree(path, ignore_errors=True)
+        draft.rename(path)
+    except (OSError, RuntimeError) as error:  # safetensors raises its own error on a full disk
+        shutil.rmtree(draft, ignore_errors=True)
+        raise WriteError(f"could not write '{path}': {error}") from error

@@ -1,0 +1,151 @@
+"""Small training jobs for engine tests: tiny models, rows of uneven length, an observer that keeps everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, get_scheduler, set_seed
+from transformers import DistilBertConfig, GPT2Config, LlamaConfig
+
+from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
+from effcli.engines.base import Job, Loop, Position, UpdateResult
+from effcli.engines.window import WindowLoss
+from effcli.optim.groups import decay_groups
+
+ENGINES = ("pytorch", "accelerate", "trainer")
+VOCABULARY = 200
+
+
+def tiny_model(task: str, *, dropout: float = 0.0, family: str | None = None) -> torch.nn.Module:
+    """Return a seeded model of some ten thousand parameters."""
+    set_seed(7)
+    if task == "causal-lm":
+        if family == "llama":
+            config = LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                num_attention_heads=2, max_position_embeddings=32, attention_dropout=dropout, use_cache=False,
+            )
+        else:
+            config = GPT2Config(
+                vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=32,
+                resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False,
+            )
+        return AutoModelForCausalLM.from_config(config)
+    config = DistilBertConfig(
+        vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=32,
+        dropout=dropout, attention_dropout=dropout, seq_classif_dropout=dropout, num_labels=1 if task == "regression" else 2,
+    )
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def rows(count: int, task: str) -> list[dict[str, Any]]:
+    """Return rows of 2 to 12 tokens, no two neighbours alike in length."""
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for index in range(count):
+        length = 2 + (index * 5) % 11
+        ids = torch.randint(4, VOCABULARY, (length,), generator=generator).tolist()
+        row: dict[str, Any] = {"input_ids": ids, "attention_mask": [1] * length}
+        if task != "causal-lm":
+            row["labels"] = index % 2 if task == "classification" else index / 3
+        made.append(row)
+    return made
+
+
+@dataclass
+class Recorder:
+    """Observer that keeps what it is told, and the learning rate that each step used."""
+
+    seed: int = 42
+    results: list[UpdateResult] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    def train_begin(self) -> None:
+        set_seed(self.seed)
+
+    def after_update(self, result: UpdateResult) -> None:
+        self.results.append(result)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    losses: list[float]
+    grad_norms: list[float]
+    rates: list[float]
+    weights: dict[str, torch.Tensor]
+    model: torch.nn.Module
+
+
+def run_job(
+    engine: str,
+    task: str,
+    *,
+    num_rows: int,
+    batch_size: int,
+    accum: int,
+    epochs: int = 1,
+    make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = lambda groups: torch.optim.SGD(groups, lr=0.1),
+    model: torch.nn.Module | None = None,
+    made_rows: list[dict[str, Any]] | None = None,
+    dropout: float = 0.0,
+    family: str | None = None,
+    max_grad_norm: float = 1.0,
+    precision: str = "fp32",
+    scheduler: str = "linear",
+    warmup: int = 0,
+    max_steps: int | None = None,
+    num_workers: int = 0,
+    start: int = 0,
+    prepare: Callable[[torch.nn.Module, torch.optim.Optimizer, Any], None] = lambda *parts: None,
+) -> Outcome:
+    """Run one job and return what came out."""
+    model = tiny_model(task, dropout=dropout, family=family) if model is None else model
+    made_rows = rows(num_rows, task) if made_rows is None else made_rows
+    per_epoch = math.ceil(math.ceil(len(made_rows) / batch_size) / accum)
+    total = max_steps or epochs * per_epoch
+    optimizer = make_optimizer(decay_groups(model, 0.01))
+    schedule = get_scheduler(scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    recorder = Recorder()
+    handle = optimizer.register_step_pre_hook(lambda opt, *_: recorder.rates.append(opt.param_groups[0]["lr"]))
+    prepare(model, optimizer, schedule)
+    kind = {"classification": "single_label_classification"}.get(task, task)
+    loader = EpochLoader(
+        made_rows,
+        batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42),
+        collate_fn=Collator(0, "right", kind),
+        generator=torch.Generator().manual_seed(0),
+        num_workers=num_workers,
+    )
+    job = Job(
+        model=model,
+        optimizer=optimizer,
+        scheduler=schedule,
+        loader=loader,
+        window_loss=WindowLoss(task),
+        loop=Loop(
+            device=torch.device("cpu"),
+            precision=precision,
+            batch_size=batch_size,
+            accum=accum,
+            max_grad_norm=max_grad_norm,
+            updates_per_epoch=per_epoch,
+            total_updates=total,
+            seed=42,
+        ),
+        start=Position(update=start, updates_per_epoch=per_epoch),
+        observer=recorder,
+    )
+    import_module(f"effcli.engines.{engine}").run(job)
+    handle.remove()
+    return Outcome(
+        losses=[result.loss for result in recorder.results],
+        grad_norms=[result.grad_norm for result in recorder.results],
+        rates=recorder.rates,
+        weights={name: value.detach().clone() for name, value in model.state_dict().items()},
+        model=model,
+    )
