@@ -61,7 +61,7 @@ def inspect_optimizer(
     parameter adds no bytes: they are the weights'.
     """
     inner: Any = optimizer
-    while hasattr(getattr(inner, "optimizer", None), "param_groups"):
+    while getattr(inner, "optimizer", None) is not None:
         inner = inner.optimizer
     params = [param for group in inner.param_groups for param in group["params"]]
     known = {id(param): str(index) for index, param in enumerate(params)}

@@ -29,11 +29,10 @@ def find(name: str) -> OptimizerEntry:
     by_name = {_normal(word): entry for entry in entries() for word in (entry.name, *entry.aliases)}
     if wanted in by_name:
         return by_name[wanted]
-    close = nearest(wanted, by_name)
-    if close:
-        close = f" Did you mean '{by_name[close.split(chr(39))[1]].name}'?"
     choices = ", ".join(entry.name for entry in entries())
-    raise UsageError(f"unknown optimizer '{name}'; choose one of {choices}.{close} See `effcli optimizers`.")
+    raise UsageError(
+        f"unknown optimizer '{name}'; choose one of {choices}.{nearest(wanted, by_name)} See `effcli optimizers`."
+    )
 
 
 def require(entry: OptimizerEntry) -> None:

@@ -60,10 +60,8 @@ def _settle_adafactor(hyper: dict[str, Any], given: frozenset[str]) -> dict[str,
     if not hyper["relative_step"]:
         if hyper["warmup_init"]:
             raise UsageError("adafactor: warmup_init=true is for relative steps; add --optim-arg relative_step=true")
-        if hyper["lr"] is None:
-            raise UsageError("adafactor: lr=none is for relative steps; give --lr or --optim-arg relative_step=true")
         return hyper
-    if "lr" in given and hyper["lr"] is not None:
+    if "lr" in given:
         raise UsageError(
             f"adafactor: --lr {hyper['lr']} and relative_step=true exclude each other, relative steps set their own "
             "learning rate; drop one of the two"

@@ -1,0 +1,157 @@
+"""Finding an optimizer and settling its hyperparameters, before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from effcli.errors import DeviceError, MissingExtraError, UsageError
+from effcli.optim.registry import check_works, entries, find, require, resolve_hyper
+from effcli.spec import OptimSpec
+
+
+def message(error: pytest.ExceptionInfo[Exception]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("adamw", "adamw"),
+        ("AdamW", "adamw"),
+        ("adamw_torch_fused", "adamw"),
+        ("adafactor", "adafactor"),
+        ("adafactor_torch", "adafactor-torch"),
+        ("adamw_bnb_8bit", "adamw8bit"),
+        ("adamw_8bit", "adamw8bit"),
+        ("paged_adamw_8bit", "paged-adamw8bit"),
+        ("paged_adamw8bit", "paged-adamw8bit"),
+        ("sgd", "sgd"),
+    ],
+)
+def test_names_and_the_names_of_trainer_find_an_entry(word: str, name: str) -> None:
+    assert find(word).name == name
+
+
+def test_no_name_or_alias_means_two_optimizers() -> None:
+    words = [word.lower().replace("_", "-") for entry in entries() for word in {entry.name, *entry.aliases}]
+    by_entry = [{w.lower().replace("_", "-") for w in (entry.name, *entry.aliases)} for entry in entries()]
+    assert len(set(words)) == sum(len(own) for own in by_entry)
+
+
+def test_an_unknown_name_lists_the_choices_and_the_nearest() -> None:
+    with pytest.raises(UsageError) as error:
+        find("adamw8bits")
+    text = message(error)
+    assert "'adamw8bits'" in text
+    assert "Did you mean 'adamw8bit'?" in text
+    assert all(entry.name in text for entry in entries())
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def test_every_entry_says_what_it_is_and_where_its_law_comes_from(entry) -> None:
+    assert entry.summary.endswith(".")
+    assert entry.source
+    assert set(entry.hyper_help) <= set(entry.defaults)
+    assert resolve_hyper(entry, OptimSpec(name=entry.name)).items() >= dict(entry.defaults).items()
+    assert entry.package is None or entry.pip
+
+
+def test_given_values_replace_defaults_and_take_their_type() -> None:
+    spec = OptimSpec(lr=1e-3, beta1=0.8, args={"amsgrad": "true", "eps": "1e-6"})
+    hyper = resolve_hyper(find("adamw"), spec)
+    assert hyper == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.999, "eps": 1e-6, "amsgrad": True}
+    assert resolve_hyper(find("sgd"), OptimSpec(args={"momentum": 0}))["momentum"] == 0.0
+    assert resolve_hyper(find("adafactor"), OptimSpec(args={"beta1": "none"}))["beta1"] is None
+
+
+def test_8bit_entries_carry_their_two_settings() -> None:
+    hyper = resolve_hyper(find("adam8bit"), OptimSpec(min_8bit_size=16384, keep_32bit=("embed",)))
+    assert (hyper["min_8bit_size"], hyper["keep_32bit"]) == (16384, ("embed",))
+    assert "min_8bit_size" not in resolve_hyper(find("adamw"), OptimSpec())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "words"),
+    [
+        ("sgd", OptimSpec(beta1=0.9), ["'sgd' takes no --beta1", "dampening, lr, momentum, nesterov"]),
+        ("adafactor", OptimSpec(beta2=0.9), ["takes no --beta2", "Did you mean 'beta1'?"]),
+        ("sgd", OptimSpec(args={"momentun": 0.5}), ["takes no 'momentun'", "Did you mean 'momentum'?"]),
+        ("adam8bit", OptimSpec(args={"amsgrad": True}), ["takes no 'amsgrad'"]),
+        ("adam8bit", OptimSpec(args={"percentile_clipping": 5}), ["takes no 'percentile_clipping'"]),
+        ("adam8bit", OptimSpec(args={"optim_bits": 32}), ["takes no 'optim_bits'"]),
+        ("adamw", OptimSpec(args={"weight_decay": 0.1}), ["--weight-decay"]),
+        ("adam8bit", OptimSpec(args={"min_8bit_size": 1}), ["--min-8bit-size"]),
+        ("adamw", OptimSpec(lr=1e-3, args={"lr": 1e-4}), ["'lr' is given twice", "0.001", "0.0001"]),
+        ("adamw", OptimSpec(args={"amsgrad": "maybe"}), ["'amsgrad'", "true or false", "'maybe'"]),
+        ("adamw", OptimSpec(args={"amsgrad": 0.5}), ["'amsgrad'", "true or false"]),
+        ("sgd", OptimSpec(args={"momentum": "fast"}), ["'momentum'", "a finite number", "'fast'"]),
+        ("sgd", OptimSpec(args={"momentum": "nan"}), ["'momentum'", "a finite number"]),
+        ("sgd", OptimSpec(args={"momentum": True}), ["'momentum'", "a finite number"]),
+        ("sgd", OptimSpec(args={"momentum": -1}), ["'momentum'", "at least 0 and below 1", "-1"]),
+        ("sgd", OptimSpec(args={"nesterov": True, "momentum": 0.0}), ["nesterov", "momentum above 0"]),
+        ("adafactor-torch", OptimSpec(args={"d": 0.5}), ["'d'", "at least 1"]),
+        ("adamw", OptimSpec(min_8bit_size=8192), ["--min-8bit-size 8192", "'adamw'", "adam8bit"]),
+        ("adafactor", OptimSpec(keep_32bit=("embed",)), ["--keep-32bit embed", "'adafactor'"]),
+    ],
+)
+def test_a_wrong_hyperparameter_is_refused_with_the_way_out(name: str, spec: OptimSpec, words: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        resolve_hyper(find(name), spec)
+    text = message(error)
+    assert all(word in text for word in words), text
+
+
+def test_a_missing_package_is_one_line_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for call in (require, check_works):
+        with pytest.raises(MissingExtraError) as error:
+            call(find("adam8bit"))
+        assert "pip install bitsandbytes" in message(error)
+    require(find("adamw"))
+    check_works(find("adafactor"))
+
+
+def test_a_package_that_does_not_load_is_a_device_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "broken_backend.py").write_text("raise OSError('libcudart.so.12: cannot open\\nlong tail')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError) as error:
+        require(replace(find("adam8bit"), package="broken_backend"))
+    assert "libcudart.so.12" in message(error)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def test_every_entry_works_on_a_cpu(entry) -> None:
+    check_works(entry)
+
+
+def test_an_optimizer_without_a_backend_is_found_out_by_one_tiny_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bitsandbytes
+
+    def no_kernel(*args: object, **kwargs: object) -> None:
+        raise NotImplementedError("no kernel for 'mps'\nand a long trace")
+
+    monkeypatch.setattr(bitsandbytes.functional, "optimizer_update_8bit_blockwise", no_kernel)
+    with pytest.raises(DeviceError) as error:
+        check_works(find("adamw8bit"))
+    assert "no kernel for 'mps'" in message(error)
+    assert "--optim adamw" in message(error)
+
+
+def test_the_registry_and_the_laws_load_neither_torch_nor_upstream_packages() -> None:
+    code = (
+        "import sys, effcli, effcli.optim.registry as r, effcli.memory.state as s, effcli.optim.groups\n"
+        "from effcli.units import ParamInfo\n"
+        "for e in r.entries(): s.predict_state(e, [ParamInfo(name='w', shape=(70, 70))],"
+        " {**e.defaults, 'min_8bit_size': 4096, 'keep_32bit': ()})\n"
+        "print([m for m in ('torch', 'numpy', 'transformers', 'bitsandbytes', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
