@@ -203,7 +203,8 @@ def test_torchao_takes_its_true_bytes() -> None:
     model = tiny_distilbert()
     set_gradients(model)
     optimizer = optim.AdamW8bit(model.parameters())
-    optimizer.step()
+    with torch.compiler.set_stance("force_eager"):  # compiling the step takes tens of seconds and changes no state
+        optimizer.step()
     assert inspect_optimizer(optimizer).state_bytes == 324_480
 
 
