@@ -246,6 +246,23 @@ def test_the_task_is_guessed_from_labels_and_model_and_said(tmp_path: Path) -> N
     assert problem_of(labelled, decoder=True, task="causal-lm").label_column is None
 
 
+def test_nested_labels_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "label": [1]}\n{"text": "b", "label": [0]}\n')
+    assert "the label column 'label' holds nested values" in failure(path)
+    assert "'label' holds nested" in failure(csv_file(tmp_path / "t.csv", ["0", "1"]), path)
+
+
+@pytest.mark.parametrize("huge", ["1e400", "inf"])
+def test_a_number_that_is_not_finite_is_no_number(tmp_path: Path, huge: str) -> None:
+    assert f"line 4: the label '{huge}' is not a number" in failure(csv_file(tmp_path / "t.csv", ["0", "1.5", huge]))
+
+
+def test_labels_that_hardly_repeat_are_doubted(tmp_path: Path) -> None:
+    problem = problem_of(csv_file(tmp_path / "t.csv", [f"word{i}" for i in range(30)]))
+    assert any("are these really labels?" in note for note in problem.notes)
+
+
 def test_nested_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": ["a"], "label": 1}\n{"text": ["b"], "label": 0}\n')

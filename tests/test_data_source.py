@@ -12,6 +12,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from datasets.exceptions import DatasetNotFoundError
 
+from effcli.data.cache import cache_folder
 from effcli.data.hub import hub_names
 from effcli.data.source import RawTables, load_tables
 from effcli.errors import DataError, UnreachableError
@@ -73,6 +74,27 @@ def test_all_forms_give_the_same_rows(tmp_path: Path, form: str, capfd: pytest.C
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_built_in_pairs_have_named_classes_and_a_validation_split() -> None:
+    raw = load_tables(DataSpec())
+    assert raw.eval is not None
+    assert raw.name == "built-in"
+    assert raw.train.column_names == ["sentence1", "sentence2", "label"]
+    assert raw.train.features["label"].names == ["not_equivalent", "equivalent"]
+    assert not {*map(str, raw.train)} & {*map(str, raw.eval)}
+
+
+def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, not a folder")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", blocked / "cache")
+    cache_folder.cache_clear()
+    try:
+        assert contents(load(write_form(tmp_path, "csv")).train) == ROWS
+        assert contents(load(write_form(tmp_path, "parquet")).train) == ROWS
+    finally:
+        cache_folder.cache_clear()
+
+
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "f.csv"
     path.write_text("text,label\na,x\n")
@@ -130,6 +152,14 @@ def test_the_nearest_file_is_suggested(tmp_path: Path) -> None:
 def test_other_files_are_refused_with_the_list_of_kinds(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("text\na\n")
     assert ".csv, .tsv" in failure(tmp_path / name)
+
+
+def test_a_folder_without_rows_is_an_error(tmp_path: Path) -> None:
+    Dataset.from_dict({"text": [], "label": []}).save_to_disk(str(tmp_path / "d"))
+    assert "empty" in failure(tmp_path / "d")
+    empty = {"train": Dataset.from_list(ROWS), "validation": Dataset.from_list(ROWS).select([])}
+    DatasetDict(empty).save_to_disk(str(tmp_path / "e"))
+    assert "e'" in failure(tmp_path / "e")
 
 
 def test_a_plain_folder_is_refused_with_a_file_to_use(tmp_path: Path) -> None:

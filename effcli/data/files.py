@@ -141,8 +141,8 @@ def _load_folder(name: str, path: Path) -> Splits:
         raise DataError(f"the folder '{name}' was not written by datasets' save_to_disk{hint}")
     try:
         loaded = load_from_disk(str(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"the save_to_disk folder '{name}' is damaged or incomplete; save it again") from error
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"the save_to_disk folder '{name}' is empty, damaged or incomplete; save it again") from error
     if not isinstance(loaded, DatasetDict):
         return Splits(tables={"train": Table(rows=loaded, name=name)}, name=name)
     tables = {split: Table(rows=rows, name=f"{name}, split {split}") for split, rows in loaded.items()}

@@ -97,6 +97,7 @@ def check_labels(rows: Dataset, column: str, labels: LabelMap, name: str) -> Non
     Raises:
         DataError: the first row that has not, with its place.
     """
+    require_plain_labels(rows, column, name)
     read = label_reader(rows, column, labels)
     for value in rows.unique(column):
         try:
@@ -104,6 +105,18 @@ def check_labels(rows: Dataset, column: str, labels: LabelMap, name: str) -> Non
         except ValueError as error:
             where = place(rows, first_index(rows, column, value), name)
             raise DataError(f"{where}: {error}; correct the row or remove it") from error
+
+
+def require_plain_labels(rows: Dataset, column: str, name: str) -> None:
+    """Check that a label column holds single values.
+
+    Raises:
+        DataError: it holds lists or objects.
+    """
+    from datasets import ClassLabel, Value
+
+    if not isinstance(rows.features[column], ClassLabel | Value):
+        raise DataError(f"'{name}': the label column '{column}' holds nested values; use numbers or words")
 
 
 def first_index(rows: Dataset, column: str, value: Any) -> int:

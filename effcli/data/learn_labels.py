@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from effcli.data.labels import MAX_NUMERIC_TEXT, LabelMap, first_index, is_missing, listed, to_number
+from effcli.data.labels import (
+    MAX_NUMERIC_TEXT,
+    LabelMap,
+    first_index,
+    is_missing,
+    listed,
+    require_plain_labels,
+    to_number,
+)
 from effcli.data.places import place
 from effcli.errors import DataError
 
@@ -26,9 +34,10 @@ def learn_labels(
         DataError: a label is missing or -1, all rows have one class, numbers and words are mixed, or numbers
             written as text may be classes or scores.
     """
-    from datasets import ClassLabel, Value
+    from datasets import ClassLabel
 
     feature = rows.features[column]
+    require_plain_labels(rows, column, name)
     values = rows.unique(column)
     missing = [value for value in values if is_missing(value)]
     if missing:
@@ -36,8 +45,6 @@ def learn_labels(
         raise DataError(f"{where}: the label in column '{column}' is empty; fill it in or remove the row")
     if isinstance(feature, ClassLabel):
         learnt = _named(rows, column, name, values, tuple(feature.names))
-    elif not isinstance(feature, Value):
-        raise DataError(f"'{name}': the label column '{column}' holds nested values; use numbers or words")
     elif feature.dtype == "bool":
         learnt = LabelMap(names=("false", "true"), kind="bool", ids={False: 0, True: 1}), ()
     elif feature.dtype in {"string", "large_string"}:
@@ -49,7 +56,10 @@ def learn_labels(
             f"'{name}': every row has the same label '{_seen(values, feature)[0]}' in column '{column}'; "
             "classification needs at least two classes"
         )
-    return learnt
+    labels, notes = learnt
+    if len(labels.names) > MAX_NUMERIC_TEXT and len(labels.names) * 2 > len(rows):
+        notes += (f"Column '{column}' has {len(labels.names)} classes in {len(rows)} rows; are these really labels?",)
+    return labels, notes
 
 
 def _seen(values: list[Any], feature: Any) -> list[Any]:
@@ -115,8 +125,6 @@ def _from_numbers(rows: Dataset, column: str, name: str, values: list[Any], *, m
     notes = []
     if numbers != list(range(len(numbers))):
         notes.append(f"The labels {listed(numbers)} of column '{column}' become classes 0 to {len(numbers) - 1}.")
-    if len(numbers) > MAX_NUMERIC_TEXT and len(numbers) * 2 > len(rows):
-        notes.append(f"Column '{column}' has {len(numbers)} classes in {len(rows)} rows; are these really labels?")
     return labels, tuple(notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 NUMERAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
@@ -13,7 +14,10 @@ def parse_number(text: str) -> int | float | None:
     stripped = text.strip()
     if not NUMERAL.fullmatch(stripped):
         return None
-    return int(stripped) if INTEGER.fullmatch(stripped) else whole(float(stripped))
+    if INTEGER.fullmatch(stripped):
+        return int(stripped)
+    value = float(stripped)
+    return whole(value) if math.isfinite(value) else None
 
 
 def whole(value: float) -> int | float:

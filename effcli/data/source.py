@@ -58,6 +58,9 @@ def load_tables(spec: DataSpec) -> RawTables:
         evaluation, split_notes = _validation(splits)
         if spec.eval is not None:
             evaluation, split_notes = _only_evaluation(_load(spec.eval, spec)), ()
+    for table in (train, evaluation):
+        if table is not None and not len(table.rows):
+            raise DataError(f"'{table.name}' has no rows; name data with at least one")
     whole = train.rows
     limited = whole if spec.limit_rows is None else whole.select(range(min(spec.limit_rows, len(whole))))
     return RawTables(
@@ -90,11 +93,15 @@ def _builtin() -> Splits:
 
     text = Value("string")
     features = Features({"sentence1": text, "sentence2": text, "label": ClassLabel(names=list(BUILTIN_LABELS))})
-    tables = {
-        split: Table(rows=Dataset.from_list(builtin_rows(split), features=features), name=f"{BUILTIN_NAME} {split}")
-        for split in ("train", "validation")
-    }
-    return Splits(tables=tables, name=BUILTIN_NAME)
+    train = Dataset.from_list(builtin_rows("train"), features=features)
+    evaluation = Dataset.from_list(builtin_rows("eval"), features=features)
+    return Splits(
+        tables={
+            "train": Table(rows=train, name=f"{BUILTIN_NAME} train"),
+            "validation": Table(rows=evaluation, name=f"{BUILTIN_NAME} validation"),
+        },
+        name=BUILTIN_NAME,
+    )
 
 
 def _validation(splits: Splits) -> tuple[Table | None, tuple[str, ...]]:
