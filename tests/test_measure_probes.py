@@ -68,6 +68,17 @@ def test_nothing_is_known_before_the_first_step_and_detached_probes_see_nothing(
     assert probe.last_lr is None
 
 
+def test_bytes_are_those_of_the_first_step() -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    probe = StepProbe(model, optimizer, first_lr)
+    set_gradients(model)
+    optimizer.step()
+    model.bias.grad = None
+    optimizer.step()
+    assert probe.gradients_bytes == 4 * 12
+
+
 def test_the_rate_is_that_of_the_step_just_made_not_of_the_next() -> None:
     model = torch.nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
