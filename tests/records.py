@@ -15,15 +15,15 @@ from effcli.measure.record import (
     NvmlFacts,
     OptimizerFacts,
     RunRecord,
-    StateTotals,
+    StateAmount,
     Throughput,
     UpdateFacts,
 )
 
 F2_ADAMW = {
-    "exp_avg": StateTotals(elements=65_783_042, bytes=263_132_168),
-    "exp_avg_sq": StateTotals(elements=65_783_042, bytes=263_132_168),
-    "step": StateTotals(elements=104, bytes=416),
+    "exp_avg": StateAmount(elements=65_783_042, bytes=263_132_168),
+    "exp_avg_sq": StateAmount(elements=65_783_042, bytes=263_132_168),
+    "step": StateAmount(elements=104, bytes=416),
 }
 
 
@@ -62,7 +62,7 @@ def model(name: str, **changes: Any) -> ModelFacts:
     return ModelFacts.model_validate({"name": name, **facts, **changes})
 
 
-def optimizer(name: str, tensors: dict[str, StateTotals], **changes: Any) -> OptimizerFacts:
+def optimizer(name: str, tensors: dict[str, StateAmount], **changes: Any) -> OptimizerFacts:
     """Return an optimizer's facts; the total is that of distilbert-base-cased with AdamW unless given."""
     facts = {"rule_of_thumb_bytes": None, "basis": "exact", "total_before_activations_bytes": 1_052_529_088}
     return OptimizerFacts.model_validate({"name": name, "tensors": tensors, **facts, **changes})

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from effcli.cli.report import report
-from effcli.measure.record import EvalFacts, MemoryPlan, NvmlFacts, RunRecord, StateTotals
+from effcli.measure.record import EvalFacts, MemoryPlan, NvmlFacts, RunRecord, StateAmount
 from effcli.report.output import emit
 
 M = 7_241_732_096
@@ -25,9 +25,9 @@ LONG = "/very/long/folder/" + "on-and-on/" * 12 + "runs/[v2]/[/some]"
 
 def large_language_model() -> RunRecord:
     tensors = {
-        "exp_avg": StateTotals(elements=M, bytes=4 * M),
-        "exp_avg_sq": StateTotals(elements=M, bytes=4 * M),
-        "step": StateTotals(elements=291, bytes=1164),
+        "exp_avg": StateAmount(elements=M, bytes=4 * M),
+        "exp_avg_sq": StateAmount(elements=M, bytes=4 * M),
+        "step": StateAmount(elements=291, bytes=1164),
     }
     state = {
         "state_bytes": 8 * M + 1164,
@@ -152,7 +152,7 @@ def test_a_state_key_that_only_one_side_has_is_shown_as_missing_on_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = records.planned()
-    surprise = {**records.F2_ADAMW, "max_exp_avg_sq": StateTotals(elements=5, bytes=20)}
+    surprise = {**records.F2_ADAMW, "max_exp_avg_sq": StateAmount(elements=5, bytes=20)}
     text = shown(capsys, records.completed(plan, measured=records.measured(plan, tensors=surprise)))
     assert row(text, "max_exp_avg_sq") == ["max_exp_avg_sq", "-", "5", "-", "20"]
 
@@ -168,7 +168,7 @@ def test_a_plan_shows_estimates_alone_and_calls_the_total_a_lower_bound(capsys: 
 
 
 def test_the_rule_of_thumb_stands_beside_the_exact_state_and_is_named_so(capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = {"state1": StateTotals(elements=131_566_188, bytes=134_004_336)}
+    tensors = {"state1": StateAmount(elements=131_566_188, bytes=134_004_336)}
     eight = records.optimizer(
         "adam8bit",
         tensors,

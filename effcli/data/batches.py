@@ -27,7 +27,8 @@ class EpochBatchSampler(Sampler[list[int]]):
     """Batches of row numbers in a new random order each epoch; the last batch may be short.
 
     The order comes from a generator of its own, so iterating leaves the global one alone. `len()` is always the
-    number of batches of a whole epoch, also when some are skipped.
+    number of batches of a whole epoch, also when some are skipped. Epoch and skip are set apart, because accelerate
+    sets the epoch again whenever it starts to iterate.
     """
 
     def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
@@ -37,17 +38,21 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.epoch = 0
         self.skip = 0
 
-    def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        """Choose the epoch (from 0) whose order comes next, without its first `skip` batches."""
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) whose order comes next."""
         self.epoch = epoch
-        self.skip = skip
+
+    def skip_next(self, num_batches: int) -> None:
+        """Leave the first `num_batches` out of the next iteration, and of that one alone."""
+        self.skip = num_batches
 
     def __len__(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = epoch_order(self.num_rows, self.seed, self.epoch)
-        for start in range(self.skip * self.batch_size, self.num_rows, self.batch_size):
+        skip, self.skip = self.skip, 0
+        for start in range(skip * self.batch_size, self.num_rows, self.batch_size):
             yield order[start : start + self.batch_size].tolist()
 
 
@@ -104,13 +109,17 @@ def next_token_labels(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> 
 
 
 class EpochLoader(DataLoader[Any]):
-    """Training batches; `set_epoch` chooses the order and where it starts."""
+    """Training batches; `set_epoch` chooses the order, `skip_next` where it starts."""
 
     batch_sampler: EpochBatchSampler
 
-    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """See `EpochBatchSampler.set_epoch`."""
-        self.batch_sampler.set_epoch(epoch, skip)
+        self.batch_sampler.set_epoch(epoch)
+
+    def skip_next(self, num_batches: int) -> None:
+        """See `EpochBatchSampler.skip_next`."""
+        self.batch_sampler.skip_next(num_batches)
 
 
 def train_loader(

@@ -30,8 +30,9 @@ def run(job: Job) -> None:
     job.observer.train_begin()
 
     while update < loop.total_updates:
-        epoch = update // loop.updates_per_epoch
-        job.loader.set_epoch(epoch, skip=update % loop.updates_per_epoch * loop.accum)
+        # On the prepared loader: it counts its own iterations and would set the sampler's epoch back to that count.
+        loader.set_epoch(update // loop.updates_per_epoch)
+        job.loader.skip_next(update % loop.updates_per_epoch * loop.accum)
         for window in windows(loader, loop.accum):
             model.train()
             num_items = sum(count_items(batch["labels"]) for batch in window)

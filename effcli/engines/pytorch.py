@@ -19,9 +19,8 @@ def run(job: Job) -> None:
     job.observer.train_begin()
 
     while update < loop.total_updates:
-        epoch = update // loop.updates_per_epoch
-        skip = update % loop.updates_per_epoch * loop.accum
-        job.loader.set_epoch(epoch, skip=skip)
+        job.loader.set_epoch(update // loop.updates_per_epoch)
+        job.loader.skip_next(update % loop.updates_per_epoch * loop.accum)
         for window in windows(job.loader, loop.accum):
             model.train()
             num_items = sum(count_items(batch["labels"]) for batch in window)

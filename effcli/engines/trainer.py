@@ -10,16 +10,17 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from effcli.engines.base import Job, Position, UpdateResult
+from effcli.engines.base import Job, UpdateResult
 
 
 def run(job: Job) -> None:
     """Drive the job through `Trainer.train`."""
     with tempfile.TemporaryDirectory(prefix="effcli-trainer-") as folder:
-        trainer = _JobTrainer(job, _arguments(job, folder))
+        arguments = _arguments(job, folder)
+        trainer = _JobTrainer(job, arguments)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(_Forward(job))
-        resume = _write_state(job.start, Path(folder)) if job.start.update else None
+        resume = _write_state(job, arguments, Path(folder)) if job.start.update else None
         trainer.train(resume_from_checkpoint=resume)
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
 
@@ -84,9 +85,13 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
     )
 
 
-def _write_state(start: Position, folder: Path) -> str:
-    """Write the only file that Trainer needs to go on from `start`; return its folder."""
-    TrainerState(global_step=start.update, epoch=start.update / start.updates_per_epoch).save_to_json(
-        str(folder / "trainer_state.json")
+def _write_state(job: Job, arguments: TrainingArguments, folder: Path) -> str:
+    """Write the only file that Trainer needs to go on from `job.start`; return its folder."""
+    state = TrainerState(
+        global_step=job.start.update,
+        epoch=job.start.update / job.start.updates_per_epoch,
+        train_batch_size=job.loop.batch_size,
     )
+    state.compute_steps(arguments, job.loop.total_updates)
+    state.save_to_json(str(folder / "trainer_state.json"))
     return str(folder)

@@ -10,16 +10,10 @@ from pydantic import ValidationError
 from effcli.errors import DataError
 from effcli.facts import Fact
 from effcli.memory.plan import MemoryPlan
+from effcli.units import StateAmount
 
 SCHEMA_VERSION = 1
 Status = Literal["planned", "running", "completed", "interrupted", "failed"]
-
-
-class StateTotals(Fact):
-    """Elements and true bytes of one state key, summed over all parameters."""
-
-    elements: int
-    bytes: int
 
 
 class ModelFacts(Fact):
@@ -43,7 +37,7 @@ class OptimizerFacts(Fact):
     state_elements: int
     rule_of_thumb_bytes: int | None
     basis: str
-    tensors: dict[str, StateTotals]
+    tensors: dict[str, StateAmount]
     by_parameter: dict[str, int] | None = None
     total_before_activations_bytes: int
     plan: MemoryPlan | None = None
@@ -91,7 +85,7 @@ class EvalFacts(Fact):
 
     epoch: float
     update: int
-    eval_loss: float
+    eval_loss: float | None
     eval_accuracy: float | None = None
     eval_f1: float | None = None
     eval_perplexity: float | None = None
@@ -112,7 +106,7 @@ class Measured(Fact):
     gradients_bytes: int
     optimizer_state_bytes: int
     optimizer_state_elements: int
-    tensors: dict[str, StateTotals]
+    tensors: dict[str, StateAmount]
     peak_allocated_bytes: int | None
     peak_rss_bytes: int
     nvml: NvmlFacts

@@ -174,6 +174,7 @@ class _Run:
         finally:
             self._progress.stop()
             self._probe.detach()
+            self._meter.detach()
         return self._finish(session, "completed", None)
 
     def _prepare_random(self) -> None:

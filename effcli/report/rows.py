@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from effcli.measure.record import RunRecord, StateTotals
+from effcli.measure.record import RunRecord, StateAmount
 from effcli.units import Basis, Category
 
 _FIRMEST_FIRST = (Basis.EXACT, Basis.TRACED, Basis.PROBED, Basis.ASSUMED)
@@ -40,8 +40,8 @@ class ExactRow:
     """
 
     label: str
-    estimated: StateTotals | None
-    measured: StateTotals | None
+    estimated: StateAmount | None
+    measured: StateAmount | None
     has_elements: bool = True
     is_sum: bool = False
     ends_section: bool = False
@@ -154,5 +154,5 @@ def exact_rows(record: RunRecord) -> list[ExactRow]:
     ]
 
 
-def _totals(elements: int | None, num_bytes: int | None) -> StateTotals | None:
-    return None if elements is None or num_bytes is None else StateTotals(elements=elements, bytes=num_bytes)
+def _totals(elements: int | None, num_bytes: int | None) -> StateAmount | None:
+    return None if elements is None or num_bytes is None else StateAmount(elements=elements, bytes=num_bytes)
