@@ -4,6 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # The small build of torch for machines without a GPU: make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# Test processes side by side, each with one thread for arithmetic.
+WORKERS ?= 2
 # More arguments, as in: make run ARGS="--optim adafactor", make test ARGS="tests/test_spec.py -x"
 ARGS ?=
 
@@ -17,10 +19,10 @@ run: .venv/.installed ## set up, then run the built-in training: 8-bit Adam, acc
 	$(BIN)/effcli train --optim adam8bit --accum 2 $(ARGS)
 
 test: .venv/.dev ## set up, then run the fast tests
-	$(BIN)/python -m pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 test-slow: .venv/.dev ## run the slow tests too
-	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu" $(ARGS)
 
 check: .venv/.dev ## style, format, types and import rules
 	$(BIN)/ruff check .

@@ -321,6 +321,28 @@ def test_the_bytes_in_a_header_are_those_of_the_model_and_its_optimizer(name: st
     }
 
 
+class Silent:
+    """Takes notes and drops them."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+
+def test_the_demonstration_recipe_is_the_demonstration_and_states_its_bytes() -> None:
+    from effcli import pipeline
+
+    spec = pipeline.resolve_spec({}, recipe="builtin/demo")
+    assert spec == pipeline.resolve_spec({"optim": {"name": "adam8bit"}, "loop": {"accum": 2}})
+    assert spec.uses_builtin_demo
+    record = pipeline.plan(spec, progress=Silent())
+    assert recipes.read_header(recipes.find_recipe("builtin/demo")).memory_bytes == {
+        "weights": record.model.weights_bytes,
+        "gradients": record.model.gradients_bytes,
+        "optimizer_state": record.optimizer.state_bytes,
+        "total": record.optimizer.total_before_activations_bytes,
+    }
+
+
 def test_the_known_sizes_of_distilbert_stand_in_the_headers() -> None:
     state = {info.name: info.memory_bytes.get("optimizer_state") for info in recipes.list_recipes()}
     assert state["distilbert/adamw"] == 526_264_752
