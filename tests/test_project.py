@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -97,19 +98,23 @@ def test_a_source_file_keeps_the_house_rules(path: Path) -> None:
     assert "click" not in imports_of(path), "typer carries a private click: use typer"
 
 
+def make(*arguments: str) -> list[str]:
+    """Return the lines that make prints, run as if not from another make, which hands its settings down."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
+    done = subprocess.run(["make", *arguments], capture_output=True, text=True, cwd=TOP, check=True, env=environment)
+    return done.stdout.splitlines()
+
+
 def test_every_target_of_the_makefile_has_a_help_line() -> None:
-    text = (TOP / "Makefile").read_text()
-    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", (TOP / "Makefile").read_text(), re.MULTILINE)
     assert phony
-    shown = subprocess.run(["make", "-s", "help"], capture_output=True, text=True, cwd=TOP, check=True).stdout
-    assert {line.split()[1] for line in shown.splitlines()} == set(phony[1].split())
-    assert {"help", "run", "test", "test-slow", "check", "bench", "clean"} <= set(phony[1].split())
-    assert all(len(line.split()) > 3 for line in shown.splitlines())
+    shown = [line.split() for line in make("help")]
+    assert {words[1] for words in shown} == set(phony[1].split())
+    assert {"help", "run", "test", "test-slow", "check", "bench", "clean"} <= {words[1] for words in shown}
+    assert all(len(words) > 3 for words in shown)
 
 
 def test_the_set_up_of_the_run_needs_no_tools_of_development() -> None:
-    planned = subprocess.run(
-        ["make", "-n", "-B", "run"], capture_output=True, text=True, cwd=TOP, check=True
-    ).stdout.splitlines()
+    planned = make("-n", "-B", "run")
     assert planned[-1].strip() == ".venv/bin/effcli train --optim adam8bit --accum 2"
     assert not any("[dev]" in line for line in planned)
