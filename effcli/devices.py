@@ -51,7 +51,9 @@ def _show_one_device(index: int) -> None:
         return
     visible = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]
     if visible or "CUDA_VISIBLE_DEVICES" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index) if not visible else ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            visible[index] if index < len(visible) else str(index) if not visible else ""
+        )
 
 
 def check_precision(precision: str, device: torch.device) -> None:

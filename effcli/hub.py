@@ -31,8 +31,9 @@ def go_offline_if_unreachable() -> bool:
         socket.create_connection(address, timeout=PROBE_TIMEOUT_S).close()
     except OSError:
         os.environ[OFFLINE] = "1"
-        if "huggingface_hub.constants" in sys.modules:
-            sys.modules["huggingface_hub.constants"].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        for name in ("huggingface_hub.constants", "datasets.config"):  # both read the variable when imported
+            if name in sys.modules:
+                sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
         return False
     return True
 

@@ -30,7 +30,14 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.txt",
+    "vocab.json",
+)
 POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet"}
 """Model types whose position ids start behind the padding id, so that the table holds fewer positions than rows."""
 
@@ -86,8 +93,10 @@ def find_model(name: str | None) -> ModelSource:
     return _from_hub(name)
 
 
-def tokenizer_for(source: ModelSource, build: Callable[[int, str, int], PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
-    """Return the source's tokenizer with a padding token, or one that `build(vocab_size, model_type, max_length)` makes.
+def tokenizer_for(
+    source: ModelSource, build: Callable[[int, str, int], PreTrainedTokenizerBase]
+) -> PreTrainedTokenizerBase:
+    """Return the source's tokenizer with a padding token, or what `build(vocab_size, model_type, max_length)` makes.
 
     A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it.
 
@@ -100,7 +109,9 @@ def tokenizer_for(source: ModelSource, build: Callable[[int, str, int], PreTrain
         tokenizer = build(vocab_size, source.config.model_type, row_limit(source, None, None))
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
-            raise UsageError(f"the tokenizer of '{source.name}' has neither a padding nor an end-of-text token; add one to it")
+            raise UsageError(
+                f"the tokenizer of '{source.name}' has neither a padding nor an end-of-text token; add one to it"
+            )
         tokenizer.pad_token = tokenizer.eos_token
     if source.path is not None and len(tokenizer) > vocab_size:
         raise UsageError(
@@ -161,13 +172,13 @@ def build_model(
         with torch.device("meta"):
             return auto.from_config(config, dtype=dtype), ()
     if not source.has_weights:
-        return auto.from_config(config, dtype=dtype), ("all weights are random: the model comes without any",)
+        return auto.from_config(config, dtype=dtype), ("All weights are random: the model comes without any.",)
     with hub_errors("model", source.name, flag="--model"):
         model, loading = auto.from_pretrained(
             source.path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     fresh = sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])})
-    return model, (f"newly made, with random weights: {', '.join(fresh)}",) if fresh else ()
+    return model, (f"Newly made, with random weights: {', '.join(fresh)}.",) if fresh else ()
 
 
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
@@ -180,7 +191,8 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matched = [name for name in parameters if fnmatchcase(name, pattern)]
         if not matched:
-            raise UsageError(f"--freeze '{pattern}' matches no parameter; names look like {', '.join(list(parameters)[:3])}")
+            names = ", ".join(list(parameters)[:3])
+            raise UsageError(f"--freeze '{pattern}' matches no parameter; names look like {names}")
         for name in matched:
             parameters[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):

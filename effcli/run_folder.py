@@ -50,6 +50,18 @@ def dated_name(now: datetime, optimizer: str) -> str:
     return f"runs/{now:%Y-%m-%d-%H-%M-%S}-{optimizer}"
 
 
+def saved_recipe(out: str) -> Path:
+    """Return the path of the specification that the run in folder `out` was started with.
+
+    Raises:
+        UsageError: the folder holds no run.
+    """
+    recipe = RunFolder(path=Path(out).expanduser()).recipe
+    if not recipe.is_file():
+        raise UsageError(f"--resume: '{out}' holds no run ({RECIPE} is missing); leave --resume out to start one")
+    return recipe
+
+
 def open_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
     """Return the run folder, created when needed and emptied of an earlier run with `overwrite`.
 
@@ -64,10 +76,13 @@ def open_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
         raise UsageError("--resume and --overwrite exclude each other; give one")
     if folder.path.is_file():
         raise UsageError(f"--out '{out}' is a file; give a folder")
-    if resume and not folder.recipe.is_file():
-        raise UsageError(f"--resume: '{out}' holds no run ({RECIPE} is missing); leave --resume out to start one")
+    if resume:
+        saved_recipe(out)
     if not resume and not overwrite and folder.path.is_dir() and any(folder.path.iterdir()):
-        raise UsageError(f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, or choose another")
+        raise UsageError(
+            f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, "
+            "or choose another folder"
+        )
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         if overwrite:

@@ -9,8 +9,15 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, get_scheduler, set_seed
-from transformers import DistilBertConfig, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    DistilBertConfig,
+    GPT2Config,
+    LlamaConfig,
+    get_scheduler,
+    set_seed,
+)
 
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
 from effcli.engines.base import Job, Loop, Position, UpdateResult
@@ -27,18 +34,39 @@ def tiny_model(task: str, *, dropout: float = 0.0, family: str | None = None) ->
     if task == "causal-lm":
         if family == "llama":
             config = LlamaConfig(
-                vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                num_attention_heads=2, max_position_embeddings=32, attention_dropout=dropout, use_cache=False,
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=32,
+                attention_dropout=dropout,
+                use_cache=False,
             )
         else:
             config = GPT2Config(
-                vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=32,
-                resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False,
+                vocab_size=VOCABULARY,
+                n_embd=32,
+                n_layer=2,
+                n_head=2,
+                n_positions=32,
+                resid_pdrop=dropout,
+                embd_pdrop=dropout,
+                attn_pdrop=dropout,
+                use_cache=False,
             )
         return AutoModelForCausalLM.from_config(config)
     config = DistilBertConfig(
-        vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=32,
-        dropout=dropout, attention_dropout=dropout, seq_classif_dropout=dropout, num_labels=1 if task == "regression" else 2,
+        vocab_size=VOCABULARY,
+        dim=32,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=64,
+        max_position_embeddings=32,
+        dropout=dropout,
+        attention_dropout=dropout,
+        seq_classif_dropout=dropout,
+        num_labels=1 if task == "regression" else 2,
     )
     return AutoModelForSequenceClassification.from_config(config)
 
@@ -89,7 +117,9 @@ def run_job(
     batch_size: int,
     accum: int,
     epochs: int = 1,
-    make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = lambda groups: torch.optim.SGD(groups, lr=0.1),
+    make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = lambda groups: torch.optim.SGD(
+        groups, lr=0.1
+    ),
     model: torch.nn.Module | None = None,
     made_rows: list[dict[str, Any]] | None = None,
     dropout: float = 0.0,

@@ -61,10 +61,7 @@ def test_the_same_optimizer_means_the_same_weights_and_state_in_all_engines(name
             )
         )  # fmt: skip
         tensors = [
-            value
-            for state in kept[0].state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
+            value for state in kept[0].state.values() for value in state.values() if isinstance(value, torch.Tensor)
         ]
         states.append((sorted(str(value.dtype) for value in tensors), sum(value.nbytes for value in tensors)))
     assert states[0] == states[1] == states[2]
@@ -75,9 +72,7 @@ def test_the_same_optimizer_means_the_same_weights_and_state_in_all_engines(name
 @pytest.mark.parametrize(("num_rows", "batch_size", "accum"), [(11, 2, 2), (7, 1, 4)])
 @pytest.mark.parametrize("task", ["classification", "causal-lm"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_accumulation_equals_the_big_batch(
-    engine: str, task: str, num_rows: int, batch_size: int, accum: int
-) -> None:
+def test_accumulation_equals_the_big_batch(engine: str, task: str, num_rows: int, batch_size: int, accum: int) -> None:
     small = run_job(engine, task, num_rows=num_rows, batch_size=batch_size, accum=accum, epochs=2)
     big = run_job(engine, task, num_rows=num_rows, batch_size=batch_size * accum, accum=1, epochs=2)
     assert_same_run(small, big, weights=1e-6)
@@ -96,7 +91,7 @@ def test_accumulation_equals_the_big_batch_with_an_adaptive_optimizer(engine: st
 def test_a_window_equals_one_batch_scored_by_the_models_own_loss(engine: str, task: str, family: str | None) -> None:
     model = tiny_model(task, family=family)
     made = rows(7, task)
-    order = list(EpochBatchSampler(7, 7, 42))[0]
+    order = next(iter(EpochBatchSampler(7, 7, 42)))
     kind = "single_label_classification" if task == "classification" else task
     oracle = copy.deepcopy(model)
     oracle.train()
@@ -163,7 +158,9 @@ def test_low_precision_is_the_same_in_all_engines(precision: str) -> None:
     for engine in ENGINES:
         model = tiny_model("causal-lm")
         model = model.to(torch.bfloat16) if precision == "bf16-pure" else model
-        outcomes.append(run_job(engine, "causal-lm", num_rows=8, batch_size=2, accum=2, model=model, precision=precision))
+        outcomes.append(
+            run_job(engine, "causal-lm", num_rows=8, batch_size=2, accum=2, model=model, precision=precision)
+        )
     full = run_job("pytorch", "causal-lm", num_rows=8, batch_size=2, accum=2)
     assert outcomes[0].losses != full.losses
     assert outcomes[0].losses == pytest.approx(full.losses, rel=2e-2)

@@ -25,7 +25,7 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "effcli"
-        _say(f"{error.format_message()} See `{path} --help`.")  # type: ignore[attr-defined]
+        _say(f"{error.format_message()} See `{path} --help`.")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted; checkpoints saved before are intact")

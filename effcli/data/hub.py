@@ -7,6 +7,7 @@ import re
 from effcli.data.cache import cache_folder
 from effcli.data.files import Splits, Table
 from effcli.errors import DataError, UnreachableError
+from effcli.hub import go_offline_if_unreachable
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 FAMILIES = {
@@ -48,6 +49,7 @@ def load_hub(name: str) -> Splits:
         UnreachableError: no network, no such data set, or one that asks for a login.
         DataError: the configuration is missing or unknown.
     """
+    go_offline_if_unreachable()
     first_error: Exception | None = None
     for dataset_name, config in hub_names(name):
         try:

@@ -74,7 +74,9 @@ class CheckpointStore:
             draft.rename(final)
         except (OSError, RuntimeError) as error:  # torch and safetensors raise their own errors on a full disk
             shutil.rmtree(draft, ignore_errors=True)
-            raise WriteError(f"could not write the checkpoint '{final}': {error}; earlier checkpoints are intact") from error
+            raise WriteError(
+                f"could not write the checkpoint '{final}': {error}; earlier checkpoints are intact"
+            ) from error
         for old in self.paths()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -91,9 +93,7 @@ class CheckpointStore:
                 return path, Saved(**json.loads((path / PROGRESS).read_text(encoding="utf-8"))), damaged
             damaged.append(path)
         if damaged:
-            raise TrainingFailedError(
-                f"every checkpoint in '{self._folder}' is damaged; start again with --overwrite"
-            )
+            raise TrainingFailedError(f"every checkpoint in '{self._folder}' is damaged; start again with --overwrite")
         return None
 
 
@@ -106,7 +106,7 @@ def restore(
 ) -> dict[str, Any]:
     """Load weights, optimizer and schedule from a checkpoint; return the random state for `set_random_state`."""
     load_model(model, str(path / WEIGHTS))
-    training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+    training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
     optimizer.load_state_dict(training["optimizer"])
     scheduler.load_state_dict(training["scheduler"])
     return training["random"]
@@ -114,10 +114,11 @@ def restore(
 
 def random_state() -> dict[str, Any]:
     """Return the state of every random generator a run draws from, as plain values and tensors."""
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, *rest = numpy_state
     return {
         "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -126,8 +127,8 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Set every random generator to a state that `random_state` returned."""
     random.setstate(state["python"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])

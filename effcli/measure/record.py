@@ -100,10 +100,14 @@ class NvmlFacts(Fact):
 
 
 class Measured(Fact):
-    """What the run really took. `peak_allocated_bytes` is CUDA's counter; None on a CPU."""
+    """What the run really took.
 
-    weights_bytes: int
-    gradients_bytes: int
+    `weights_bytes` and `gradients_bytes` are read before the first step that is not skipped; `peak_allocated_bytes` is
+    CUDA's counter, None on a CPU.
+    """
+
+    weights_bytes: int | None
+    gradients_bytes: int | None
     optimizer_state_bytes: int
     optimizer_state_elements: int
     tensors: dict[str, StateAmount]

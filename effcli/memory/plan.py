@@ -52,5 +52,5 @@ def exact_plan(*, weights_bytes: int, gradients_bytes: int, optimizer_state_byte
     exact = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
     return MemoryPlan(
         phases={Phase.FORWARD: forward, Phase.BACKWARD: parts, Phase.STEP: parts},
-        basis={category: Basis.EXACT for category in exact},
+        basis=dict.fromkeys(exact, Basis.EXACT),
     )

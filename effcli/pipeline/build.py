@@ -59,9 +59,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     )
 
 
-def build_scheduler(
-    prepared: Prepared, optimizer: torch.optim.Optimizer
-) -> torch.optim.lr_scheduler.LRScheduler:
+def build_scheduler(prepared: Prepared, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """Return the schedule over optimizer updates; warm-up is a share of them, rounded up."""
     if prepared.entry.drives_own_lr(prepared.hyper):
         return OwnRateSchedule(optimizer)

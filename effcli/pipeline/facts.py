@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from effcli import __version__
 from effcli.data.baselines import baselines
 from effcli.measure.record import (
-    BatchFacts,
     Baselines,
+    BatchFacts,
     DataFacts,
     GroupFacts,
     ModelFacts,
@@ -62,7 +62,7 @@ def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
     """Return versions, machine and device; nothing that identifies a person."""
     import torch
 
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
@@ -121,12 +121,11 @@ def _baselines(prepared: Prepared) -> Baselines | None:
     raw, problem = prepared.raw, prepared.problem
     if prepared.spec.data.train is not None or problem.labels is None or raw.eval is None:
         return None
-    texts_and_labels = [
-        [
+    train, evaluation = (
+        (
             list(zip(*(table[column] for column in problem.text_columns), strict=True)),
-            [problem.labels.encode(label) for label in table[problem.label_column]],
-        ]
+            [int(problem.labels.encode(label)) for label in table[problem.label_column]],
+        )
         for table in (raw.train, raw.eval)
-    ]
-    (train_texts, train_labels), (eval_texts, eval_labels) = texts_and_labels
-    return Baselines(**baselines(train_texts, train_labels, eval_texts, eval_labels))
+    )
+    return Baselines(**baselines(*train, *evaluation))

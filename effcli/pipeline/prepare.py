@@ -72,7 +72,10 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     spec = _settle_schedule(spec, entry, hyper)
     registry.check_works(entry, str(device))
     if spec.uses_builtin_demo:
-        say("built-in demonstration: a small model with random weights on generated sentence pairs; for your own use --model and --data")
+        say(
+            "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "
+            "For your own work give --model and --data."
+        )
     if entry.cpu_note and device.type == "cpu":
         say(entry.cpu_note)
 
@@ -88,18 +91,18 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
 
     def build(vocab_size: int, model_type: str, max_length: int) -> PreTrainedTokenizerBase:
         if source.path is not None:
-            say(f"'{source.name}' has no tokenizer: one was built from the training text")
+            say(f"'{source.name}' has no tokenizer: one was built from the training text.")
         return build_tokenizer(texts(raw, problem), vocab_size=vocab_size, model_type=model_type, max_length=max_length)
 
     tokenizer = tokenizer_for(source, build)
     max_length = row_limit(source, tokenizer, spec.data.max_length)
     data = tokenise(raw, problem, tokenizer, max_length=max_length, spec=spec)
     if data.truncated_rows:
-        say(f"{data.truncated_rows:,} {_rows(data.truncated_rows)} longer than {max_length} tokens: cut")
+        say(f"{data.truncated_rows:,} {_rows(data.truncated_rows)} truncated to {max_length} tokens.")
     if data.skipped_rows:
-        say(f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text: left out")
+        say(f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text skipped.")
     if data.eval is None:
-        say("evaluation skipped: no validation data (give --eval-data)")
+        say("Evaluation is skipped: there is no validation data (give --eval-data).")
     return Prepared(
         spec=_resolved(spec, hyper=hyper, entry=entry, problem=problem, max_length=max_length),
         entry=entry,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from effcli.data.builtin import DEMO_LOOP
-from effcli.errors import UsageError
 from effcli.recipes import overlay, parse_set, read_recipe
-from effcli.run_folder import RECIPE
+from effcli.run_folder import saved_recipe
 from effcli.spec import RunSpec, build_spec
 
 CONTINUED = {
@@ -40,12 +38,7 @@ def resolve_spec(
     """
     layers: list[Mapping[str, Any]] = []
     if resume_from is not None:
-        path = Path(resume_from).expanduser() / RECIPE
-        if not path.is_file():
-            raise UsageError(
-                f"--resume: '{resume_from}' holds no run ({RECIPE} is missing); leave --resume out to start one"
-            )
-        layers.append(read_recipe(str(path)))
+        layers.append(read_recipe(str(saved_recipe(resume_from))))
     if recipe is not None:
         layers.append(read_recipe(recipe))
     layers += [parse_set(text) for text in sets]

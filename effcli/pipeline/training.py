@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedModel, set_seed
+from transformers import set_seed
 
 from effcli.data.batches import eval_loader, train_loader
 from effcli.engines.base import EvalResult, Job, Loop, Position
@@ -20,7 +18,7 @@ from effcli.engines.checkpoint import CheckpointStore, Saved, restore, set_rando
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession, Update
 from effcli.engines.window import WindowLoss
-from effcli.errors import EffcliError, InterruptedRunError, OutOfMemoryError, UsageError
+from effcli.errors import InterruptedRunError, UsageError
 from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
@@ -29,6 +27,7 @@ from effcli.measure.throughput import ThroughputMeter
 from effcli.optim.learning_rate import current_lr
 from effcli.pipeline.build import Built, build, build_scheduler
 from effcli.pipeline.facts import planned_record
+from effcli.pipeline.guards import explained_out_of_memory, without_cache
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resolve import changed_fields
 from effcli.recipes import write_recipe
@@ -60,7 +59,9 @@ def train(
     run = _Run(prepared, built, folder, progress, planned_record(prepared, built, out=out))
     if resume:
         run.resume()
-    write_recipe(prepared.spec, folder.recipe, f"Purpose: the run in {out}\nCommand: effcli train --recipe {folder.recipe}")
+    write_recipe(
+        prepared.spec, folder.recipe, f"Purpose: the run in {out}\nCommand: effcli train --recipe {folder.recipe}"
+    )
     return run.execute(stop_after_updates)
 
 
@@ -94,7 +95,7 @@ class _Run:
         self._start = Position(updates_per_epoch=prepared.updates_per_epoch)
         self._history: list[Update] = []
         self._evaluations: list[Evaluation] = []
-        self._random: dict | None = None
+        self._random: dict[str, Any] | None = None
 
     def resume(self) -> None:
         """Go on from the newest intact checkpoint; without one, from the start.
@@ -112,7 +113,10 @@ class _Run:
             self._progress.note(f"checkpoint '{broken}' is damaged: going on from the one before it")
         changed = changed_fields(saved.spec, self._prepared.spec.model_dump(mode="json"))
         if changed:
-            raise UsageError(f"--resume: the run was started with other values of {', '.join(changed)}; keep them, or start anew with --overwrite")
+            raise UsageError(
+                f"--resume: the run was started with other values of {', '.join(changed)}; keep them, "
+                "or start anew with --overwrite"
+            )
         if saved.update >= self._loop.total_updates:
             raise UsageError(
                 f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
@@ -136,7 +140,7 @@ class _Run:
             prepare_random=self._prepare_random,
             read_lr=lambda: self._probe.last_lr,
             read_samples=self._meter.rows_since_last,
-            evaluate=self._evaluate if prepared.data.eval is not None else None,
+            evaluate=self._evaluation(),
             save=self._save_checkpoint,
             pause_clock=self._meter.pause,
             resume_clock=self._meter.resume,
@@ -183,17 +187,21 @@ class _Run:
         else:
             set_random_state(self._random)
 
-    def _evaluate(self) -> EvalResult:
+    def _evaluation(self) -> Callable[[], EvalResult] | None:
+        """Return what scores the model on the evaluation rows; None where there are none."""
         prepared = self._prepared
+        loop = prepared.spec.loop
         loader = eval_loader(
             prepared.data,
             prepared.problem,
             prepared.tokenizer,
-            batch_size=prepared.spec.loop.eval_batch_size or prepared.spec.loop.batch_size,
-            num_workers=prepared.spec.loop.num_workers,
+            batch_size=loop.eval_batch_size or loop.batch_size,
+            num_workers=loop.num_workers,
         )
-        return evaluate(
-            self._model, loader, self._window_loss, device=prepared.device, precision=prepared.spec.loop.precision
+        if loader is None:
+            return None
+        return lambda: evaluate(
+            self._model, loader, self._window_loss, device=prepared.device, precision=loop.precision
         )
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
@@ -250,36 +258,3 @@ def _eval_facts(evaluation: Evaluation) -> EvalFacts:
         eval_f1=result.f1,
         eval_perplexity=result.perplexity,
     )
-
-
-@contextmanager
-def without_cache(model: PreTrainedModel) -> Iterator[None]:
-    """Keep decoders from returning keys and values, which training never reads but which stay in memory."""
-    had = getattr(model.config, "use_cache", None)
-    if had is not None:
-        model.config.use_cache = False
-    try:
-        yield
-    finally:
-        if had is not None:
-            model.config.use_cache = had
-
-
-@contextmanager
-def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
-    """Turn the allocator's error into one line that says what to change."""
-    loop = prepared.spec.loop
-    try:
-        yield
-    except EffcliError:
-        raise
-    except (RuntimeError, MemoryError) as error:
-        text = str(error)
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
-            raise
-        half = max(loop.batch_size // 2, 1)
-        smaller = f"--batch-size {half} --accum {loop.accum * 2} (the same effective batch), " if loop.batch_size > 1 else ""
-        raise OutOfMemoryError(
-            f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {smaller}"
-            f"--gradient-checkpointing, or --optim adam8bit. The allocator said: {text.splitlines()[0] if text else 'no more memory'}"
-        ) from error

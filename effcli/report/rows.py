@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from effcli.measure.record import RunRecord, StateAmount
-from effcli.units import Basis, Category
+from effcli.measure.record import RunRecord
+from effcli.units import Basis, Category, StateAmount
 
 _FIRMEST_FIRST = (Basis.EXACT, Basis.TRACED, Basis.PROBED, Basis.ASSUMED)
 

@@ -1,0 +1,52 @@
+"""What is put around an engine while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from effcli.errors import EffcliError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from effcli.pipeline.prepare import Prepared
+
+
+@contextmanager
+def without_cache(model: PreTrainedModel) -> Iterator[None]:
+    """Keep decoders from returning keys and values, which training never reads but which stay in memory."""
+    had = getattr(model.config, "use_cache", None)
+    if had is not None:
+        model.config.use_cache = False
+    try:
+        yield
+    finally:
+        if had is not None:
+            model.config.use_cache = had
+
+
+@contextmanager
+def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
+    """Turn the allocator's error into one line that says what to change."""
+    import torch
+
+    loop = prepared.spec.loop
+    try:
+        yield
+    except EffcliError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
+            raise
+        half = max(loop.batch_size // 2, 1)
+        smaller = (
+            f"--batch-size {half} --accum {loop.accum * 2} (the same effective batch), " if loop.batch_size > 1 else ""
+        )
+        reason = text.splitlines()[0] if text else "no more memory"
+        raise OutOfMemoryError(
+            f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {smaller}"
+            f"--gradient-checkpointing, or --optim adam8bit. The allocator said: {reason}"
+        ) from error
