@@ -62,14 +62,11 @@ def saved_recipe(out: str) -> Path:
     return recipe
 
 
-def open_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
-    """Return the run folder, created when needed and emptied of an earlier run with `overwrite`.
-
-    Files that are not ours are never removed.
+def check_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
+    """Return the run folder of `out` without touching it, so that a run that fails early costs nothing.
 
     Raises:
         UsageError: it holds something and neither `resume` nor `overwrite` was given, or both were.
-        WriteError: it cannot be written to.
     """
     folder = RunFolder(path=Path(out).expanduser())
     if resume and overwrite:
@@ -78,22 +75,34 @@ def open_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
         raise UsageError(f"--out '{out}' is a file; give a folder")
     if resume:
         saved_recipe(out)
-    if not resume and not overwrite and folder.path.is_dir() and any(folder.path.iterdir()):
+    elif not overwrite and folder.path.is_dir() and any(folder.path.iterdir()):
         raise UsageError(
             f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, "
             "or choose another folder"
         )
+    return folder
+
+
+def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
+    """Create the folder where needed and prove that it can be written to; with `overwrite`, remove an earlier run.
+
+    Files that are not ours are never removed.
+
+    Raises:
+        WriteError: it cannot be written to.
+    """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder.path).close()
         if overwrite:
             for path in (folder.record, folder.recipe):
                 path.unlink(missing_ok=True)
             for path in (folder.model, folder.checkpoints):
                 shutil.rmtree(path, ignore_errors=True)
-        tempfile.TemporaryFile(dir=folder.path).close()
     except OSError as error:
-        raise WriteError(f"--out '{out}' cannot be written to: {error.strerror}; choose another folder") from error
-    return folder
+        raise WriteError(
+            f"--out '{folder.path}' cannot be written to: {error.strerror}; choose another folder"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

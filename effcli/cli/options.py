@@ -15,9 +15,8 @@ def _option(help_text: str, *, panel: str, metavar: str | None = None, name: str
 
 
 Text = str | None
+"""Numbers too: the specification reads them, so that a wrong one is refused in the same words everywhere."""
 Texts = list[str] | None
-Number = float | None
-Count = int | None
 Switch = bool | None
 
 ModelArgument = Annotated[
@@ -44,8 +43,13 @@ TextColumn = Annotated[Texts, _option("Text column; twice for pairs. Guessed by 
 LabelColumn = Annotated[Text, _option("Label column. Guessed by name.", panel=DATA, metavar="NAME")]
 Delimiter = Annotated[Text, _option("Field separator of CSV files. Guessed.", panel=DATA, metavar="CHARACTER")]
 Encoding = Annotated[Text, _option("Text encoding of files. Default: utf-8.", panel=DATA)]
-MaxLength = Annotated[Count, _option("Tokens kept per row. Default: the model's limit, at most 512.", panel=DATA)]
-LimitRows = Annotated[Count, _option("Use only the first rows of the training data.", panel=DATA)]
+MaxLength = Annotated[
+    Text,
+    _option(metavar="INTEGER", help_text="Tokens kept per row. Default: the model's limit, at most 512.", panel=DATA),
+]
+LimitRows = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Use only the first rows of the training data.", panel=DATA)
+]
 
 Optim = Annotated[
     Text,
@@ -55,14 +59,25 @@ Optim = Annotated[
         metavar="NAME",
     ),
 ]
-LearningRate = Annotated[Number, _option("Learning rate. Default: the optimizer's.", panel=OPTIM, name="--lr")]
-Beta1 = Annotated[Number, _option("Decay of the first moment. Default: the optimizer's.", panel=OPTIM)]
-Beta2 = Annotated[Number, _option("Decay of the second moment. Default: the optimizer's.", panel=OPTIM)]
-Eps = Annotated[Number, _option("Term added to the denominator. Default: the optimizer's.", panel=OPTIM)]
+LearningRate = Annotated[
+    Text, _option(metavar="NUMBER", help_text="Learning rate. Default: the optimizer's.", panel=OPTIM, name="--lr")
+]
+Beta1 = Annotated[
+    Text, _option(metavar="NUMBER", help_text="Decay of the first moment. Default: the optimizer's.", panel=OPTIM)
+]
+Beta2 = Annotated[
+    Text, _option(metavar="NUMBER", help_text="Decay of the second moment. Default: the optimizer's.", panel=OPTIM)
+]
+Eps = Annotated[
+    Text, _option(metavar="NUMBER", help_text="Term added to the denominator. Default: the optimizer's.", panel=OPTIM)
+]
 OptimArg = Annotated[
     Texts, _option("Another hyperparameter by its upstream name; repeatable.", panel=OPTIM, metavar="KEY=VALUE")
 ]
-WeightDecay = Annotated[Number, _option("Decay of weights, never of biases and norms. Default: 0.01.", panel=OPTIM)]
+WeightDecay = Annotated[
+    Text,
+    _option(metavar="NUMBER", help_text="Decay of weights, never of biases and norms. Default: 0.01.", panel=OPTIM),
+]
 Keep32bit = Annotated[
     Texts,
     _option(
@@ -73,7 +88,13 @@ Keep32bit = Annotated[
     ),
 ]
 Min8bitSize = Annotated[
-    Count, _option("Smaller parameters keep 32-bit state. Default: 4096.", panel=OPTIM, name="--min-8bit-size")
+    Text,
+    _option(
+        metavar="INTEGER",
+        help_text="Smaller parameters keep 32-bit state. Default: 4096.",
+        panel=OPTIM,
+        name="--min-8bit-size",
+    ),
 ]
 
 Engine = Annotated[
@@ -86,16 +107,27 @@ Precision = Annotated[
         "Default: fp32. bf16 and fp16 are autocast over fp32 weights.", panel=LOOP, metavar="fp32|bf16|fp16|bf16-pure"
     ),
 ]
-BatchSize = Annotated[Count, _option("Rows per micro-batch. Default: 8.", panel=LOOP)]
-EvalBatchSize = Annotated[Count, _option("Rows per evaluation batch. Default: the batch size.", panel=LOOP)]
-Accum = Annotated[Count, _option("Micro-batches accumulated per update. Default: 1.", panel=LOOP)]
-Epochs = Annotated[Count, _option("Passes over the training data. Default: 3.", panel=LOOP)]
-MaxSteps = Annotated[Count, _option("Stop after this many updates, whatever --epochs says.", panel=LOOP)]
+BatchSize = Annotated[Text, _option(metavar="INTEGER", help_text="Rows per micro-batch. Default: 8.", panel=LOOP)]
+EvalBatchSize = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Rows per evaluation batch. Default: the batch size.", panel=LOOP)
+]
+Accum = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Micro-batches accumulated per update. Default: 1.", panel=LOOP)
+]
+Epochs = Annotated[Text, _option(metavar="INTEGER", help_text="Passes over the training data. Default: 3.", panel=LOOP)]
+MaxSteps = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Stop after this many updates, whatever --epochs says.", panel=LOOP)
+]
 Scheduler = Annotated[
     Text, _option("Learning-rate schedule over updates. Default: linear.", panel=LOOP, metavar="linear|cosine|constant")
 ]
-WarmupRatio = Annotated[Number, _option("Share of the updates spent warming up. Default: 0.", panel=LOOP)]
-MaxGradNorm = Annotated[Number, _option("Clip the gradient norm once per update; 0: never. Default: 1.", panel=LOOP)]
+WarmupRatio = Annotated[
+    Text, _option(metavar="NUMBER", help_text="Share of the updates spent warming up. Default: 0.", panel=LOOP)
+]
+MaxGradNorm = Annotated[
+    Text,
+    _option(metavar="NUMBER", help_text="Clip the gradient norm once per update; 0: never. Default: 1.", panel=LOOP),
+]
 GradientCheckpointing = Annotated[
     Switch,
     _option(
@@ -104,15 +136,23 @@ GradientCheckpointing = Annotated[
         name="--gradient-checkpointing/--no-gradient-checkpointing",
     ),
 ]
-Seed = Annotated[Count, _option("Seed of weights, dropout and data order. Default: 42.", panel=LOOP)]
-NumWorkers = Annotated[Count, _option("Processes that prepare batches. Default: 0.", panel=LOOP)]
+Seed = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Seed of weights, dropout and data order. Default: 42.", panel=LOOP)
+]
+NumWorkers = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Processes that prepare batches. Default: 0.", panel=LOOP)
+]
 
 Out = Annotated[Text, _option("Run folder. Default: a dated folder under runs/.", panel=OUTPUT, metavar="FOLDER")]
 Overwrite = Annotated[bool, _option("Replace the run that --out holds.", panel=OUTPUT, name="--overwrite")]
 Resume = Annotated[bool, _option("Continue the run that --out holds.", panel=OUTPUT, name="--resume")]
-SaveEvery = Annotated[Count, _option("Updates between checkpoints. Default: each epoch.", panel=OUTPUT)]
-Keep = Annotated[Count, _option("Checkpoints kept. Default: 2.", panel=OUTPUT)]
-LoggingSteps = Annotated[Count, _option("Updates between progress lines. Default: 10.", panel=OUTPUT)]
+SaveEvery = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Updates between checkpoints. Default: each epoch.", panel=OUTPUT)
+]
+Keep = Annotated[Text, _option(metavar="INTEGER", help_text="Checkpoints kept. Default: 2.", panel=OUTPUT)]
+LoggingSteps = Annotated[
+    Text, _option(metavar="INTEGER", help_text="Updates between progress lines. Default: 10.", panel=OUTPUT)
+]
 Recipe = Annotated[Text, _option("Start from a recipe; flags beat it.", panel=OUTPUT, metavar="NAME|FILE")]
 Set = Annotated[
     Texts, _option("Set any field, such as loop.accum=2; repeatable.", panel=OUTPUT, metavar="A.B=C", name="--set")

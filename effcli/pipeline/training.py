@@ -19,6 +19,7 @@ from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession, Update
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, UsageError
+from effcli.flags import field_label
 from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
@@ -31,7 +32,7 @@ from effcli.pipeline.guards import explained_out_of_memory, without_cache
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resolve import changed_fields
 from effcli.recipes import write_recipe
-from effcli.run_folder import RunFolder, dated_name, open_run_folder, write_folder, write_text
+from effcli.run_folder import RunFolder, check_run_folder, dated_name, open_run_folder, write_folder, write_text
 from effcli.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def train(
         raise UsageError("--resume needs --out with the folder of the run to continue")
     out = spec.output.out or dated_name(datetime.now(), spec.optim.name)
     spec = spec.model_copy(update={"output": spec.output.model_copy(update={"out": out})})
-    folder = open_run_folder(out, resume=resume, overwrite=overwrite)
+    folder = check_run_folder(out, resume=resume, overwrite=overwrite)
     prepared = prepare(spec, progress)
     built = build(prepared, meta=False)
     for note in built.notes:
@@ -59,6 +60,7 @@ def train(
     run = _Run(prepared, built, folder, progress, planned_record(prepared, built, out=out))
     if resume:
         run.resume()
+    open_run_folder(folder, overwrite=overwrite)
     write_recipe(
         prepared.spec, folder.recipe, f"Purpose: the run in {out}\nCommand: effcli train --recipe {folder.recipe}"
     )
@@ -114,8 +116,8 @@ class _Run:
         changed = changed_fields(saved.spec, self._prepared.spec.model_dump(mode="json"))
         if changed:
             raise UsageError(
-                f"--resume: the run was started with other values of {', '.join(changed)}; keep them, "
-                "or start anew with --overwrite"
+                f"--resume: the run was started with other values of {', '.join(map(field_label, changed))}; "
+                "keep them, or start anew with --overwrite"
             )
         if saved.update >= self._loop.total_updates:
             raise UsageError(

@@ -1,0 +1,210 @@
+"""Bad input gets one line that names the fault, the place and the way out; the exit code says what kind it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import F1, csv_file, effcli, model_folder
+
+CASES = [
+    (("--optim", "adam9bit"), 2, ["adam9bit", "adamw", "Did you mean 'adam8bit'?"]),
+    (("--engine", "torch"), 2, ["--engine", "torch", "pytorch, accelerate, trainer"]),
+    (("--precision", "fp8"), 2, ["--precision", "fp8", "bf16"]),
+    (("--scheduler", "linaer"), 2, ["--scheduler", "Did you mean 'linear'?"]),
+    (("--accum", "0"), 2, ["--accum", "0", "1"]),
+    (("--accum", "-2"), 2, ["--accum", "-2", "1"]),
+    (("--accum", "two"), 2, ["--accum", "two"]),
+    (("--batch-sizes", "2"), 2, ["--batch-sizes", "--batch-size"]),
+    (("--lr", "nan"), 2, ["--lr"]),
+    (("--optim-arg", "momentun=0.9", "--optim", "sgd"), 2, ["momentun", "Did you mean 'momentum'?"]),
+    (("--optim-arg", "momentum"), 2, ["--optim-arg", "momentum"]),
+    (("--optim", "sgd", "--beta1", "0.8"), 2, ["sgd", "--beta1", "momentum"]),
+    (("--optim", "adamw", "--keep-32bit", "embed"), 2, ["--keep-32bit", "adam8bit"]),
+    (("--optim", "adam8bit", "--keep-32bit", "no_such"), 2, ["--keep-32bit", "no_such"]),
+    (("--freeze", "no_such.*"), 2, ["--freeze", "no_such"]),
+    (("--freeze", "*"), 2, ["--freeze", "nothing"]),
+    (("--max-length", "100"), 2, ["--max-length 100", "64"]),
+    (("--label-column", "labl"), 2, ["labl", "sentence, label"]),
+    (("--text-column", "txt"), 2, ["txt", "sentence, label"]),
+    (("--task", "causal-lm"), 2, ["causal-lm"]),
+    (("--set", "loop.acum=2"), 2, ["loop.acum", "Did you mean"]),
+    (("--recipe", "no/such"), 2, ["no/such"]),
+    (("--precision", "fp16"), 4, ["fp16", "CUDA", "bf16"]),
+    (("--device", "cuda"), 4, ["--device cuda", "--device cpu"]),
+    (("--device", "tpu"), 2, ["--device", "tpu"]),
+    (("--resume",), 2, ["--resume", "--out"]),
+    (("--data", "./none.csv"), 2, ["none.csv"]),
+    (("--model", "./no/such/dir"), 2, ["no/such/dir"]),
+    (("--model", "someone/no-such-model"), 8, ["someone/no-such-model", "--model"]),
+    (("--data", "someone/no-such-data"), 8, ["someone/no-such-data", "--data"]),
+]
+
+
+@pytest.fixture
+def f1(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "f1", F1)
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_a_wrong_flag_is_one_line_that_says_what_to_do(
+    arguments: tuple[str, ...], code: int, words: list[str], f1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [] if "--model" in arguments else ["--model", f1]
+    given += [] if "--data" in arguments else ["--data", csv_file(tmp_path / "d.csv")]
+    before = sorted(tmp_path.rglob("*"))
+    done = effcli("train", *given, *arguments)
+    assert done.code == code, done.stderr
+    assert all(word in done.error for word in words), done.error
+    assert done.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+FILES = [
+    ("", ["d.csv", "empty"]),
+    ("sentence,label\n", ["d.csv"]),
+    ("sentence,label\na b,1\nc d,1\n", ["'label'", "1"]),
+    ("sentence,label\na b,1\nc d,\n", ["d.csv", "line 3"]),
+    ("sentence,target\na b,1\nc d,0\n", ["no 'label' column", "sentence, target", "--label-column target"]),
+    ("sentence,label\nhello, world,1\nc d,0\n", ["d.csv", "line 2"]),
+    ("a,label\n1,1\n2,0\n", ["--text-column"]),
+    ("sentence,label\n ,1\n,0\n", ["text"]),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), FILES)
+def test_bad_data_is_named_with_its_place(content: str, words: list[str], f1: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.csv"
+    data.write_text(content)
+    done = effcli("train", f1, "--data", data, "--out", tmp_path / "o")
+    assert done.code == 2, done.stderr
+    assert all(word in done.error for word in words), done.error
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_unknown_label_in_the_evaluation_data_is_named(f1: Path, tmp_path: Path) -> None:
+    train, evaluation = tmp_path / "t.csv", tmp_path / "e.csv"
+    train.write_text("sentence,label\na b,pos\nc d,neg\n")
+    evaluation.write_text("sentence,label\na b,pos\nc d,neutral\n")
+    done = effcli("train", f1, "--data", train, "--eval-data", evaluation, "--out", tmp_path / "o")
+    assert done.code == 2
+    assert all(word in done.error for word in ("neutral", "e.csv", "line 3", "neg", "pos")), done.error
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{", ["config.json"]), ("{}", ["config.json", "model_type"]), ('{"model_type": "no-such"}', ["no-such"])],
+)
+def test_a_broken_configuration_is_named(content: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(content)
+    done = effcli("train", tmp_path / "m", "--data", csv_file(tmp_path / "d.csv"))
+    assert done.code == 2
+    assert all(word in done.error for word in words), done.error
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "m", F1, quantization_config={"quant_method": "gptq", "bits": 4})
+    done = effcli("train", model, "--data", csv_file(tmp_path / "d.csv"))
+    assert done.code == 2
+    assert "quantised checkpoint (gptq)" in done.error
+
+
+@pytest.mark.parametrize("engine", ["pytorch", "accelerate", "trainer"])
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_record_says_so(engine: str, f1: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    done = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "sgd", "--lr", 1e30, "--max-grad-norm", 0,
+        "--epochs", 5, "--engine", engine, "--out", out,
+    )  # fmt: skip
+    assert done.code == 7, done.stderr
+    assert "update 2" in done.error
+    record = json.loads((out / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert "update 2" in record["failure"]
+    assert not (out / "model").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the super-user may write everywhere")
+def test_a_read_only_folder_is_refused_before_training(f1: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    out.mkdir(mode=0o500)
+    assert effcli("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--out", out).code == 9
+
+
+def test_a_folder_that_cannot_be_made_is_a_write_error(f1: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 1, "--out", tmp_path / "file" / "o"
+    )
+    assert done.code == 9
+    assert "cannot be written to" in done.error
+
+
+def test_a_missing_bitsandbytes_is_one_line_with_the_pip_command(
+    f1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    done = effcli("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit")
+    assert done.code == 3
+    assert "pip install" in done.error
+    assert effcli("train", f1, "--data", tmp_path / "d.csv", "--optim", "adamw", "--dry-run").code == 0
+
+
+def test_a_failed_run_with_overwrite_leaves_the_earlier_one(f1: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    data = csv_file(tmp_path / "d.csv")
+    assert effcli("train", f1, "--data", data, "--max-steps", 1, "--out", out).code == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert effcli("train", f1, "--data", tmp_path / "none.csv", "--out", out, "--overwrite").code == 2
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--model", "someone/some-model"), ("--data", "someone/some-data")])
+def test_without_a_network_a_hub_name_is_given_up_at_once(flag: str, name: str, f1: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
+    environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nothing listens there
+    given = {"--model": f1, "--data": csv_file(tmp_path / "d.csv"), flag: name}
+    arguments = [str(part) for pair in given.items() for part in pair]
+    code = (
+        "import sys, time, socket; from effcli.hub import go_offline_if_unreachable as probe;"
+        "start = time.monotonic(); assert probe() is False; assert time.monotonic() - start < 2.5;"
+        "from effcli.cli.app import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 8, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("effcli: error: ")
+    assert name in done.stderr
+    assert "Retrying" not in done.stderr
+
+
+@pytest.mark.parametrize(("signal_name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_stops_at_an_update_and_the_state_is_saved(
+    signal_name: str, code: int, f1: Path, tmp_path: Path
+) -> None:
+    import signal
+
+    out = tmp_path / "o"
+    arguments = ["train", f1, "--data", csv_file(tmp_path / "d.csv", 64), "--batch-size", 1, "--epochs", 1000]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "effcli", *map(str, arguments), "--logging-steps", "1", "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith("update 2/"):
+        assert process.poll() is None
+        time.sleep(0)
+    process.send_signal(getattr(signal, signal_name))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "the state is saved" in errors.splitlines()[-1]
+    assert json.loads((out / "record.json").read_text())["status"] == "interrupted"
+    assert len(list((out / "checkpoints").glob("update-*"))) == 1

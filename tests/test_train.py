@@ -1,0 +1,345 @@
+"""`effcli train` from the command line to the record, the saved model and the resumed run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from commands import F1, F3, csv_file, effcli, model_folder
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from effcli import pipeline
+from effcli.errors import InterruptedRunError, UsageError
+from effcli.report.progress import QuietProgress
+
+ENGINES = ("pytorch", "accelerate", "trainer")
+F1_STATE = {
+    "adamw": 1_115_824,
+    "adafactor": 19_280,
+    "adafactor-torch": 19_280,
+    "adam8bit": 295_648,
+    "adamw8bit": 295_648,
+    "paged-adamw8bit": 295_648,
+    "sgd": 557_832,
+}
+
+
+@pytest.fixture
+def f1(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "f1", F1)
+
+
+@pytest.fixture
+def f3(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "f3", F3)
+
+
+def test_a_run_leaves_a_record_a_recipe_and_a_model_that_loads(f1: Path, tmp_path: Path) -> None:
+    data, out = csv_file(tmp_path / "d.csv"), tmp_path / "runs" / "[v2]" / "[/some]"
+    done = effcli("train", f1, "--data", data, "--eval-data", data, "--epochs", 2, "--out", out, "--json")
+    record = done.record
+    assert record == json.loads((out / "record.json").read_text())
+    assert record["status"] == "completed"
+    assert record["total_updates"] == len(record["history"]) == 4
+    assert [line["epoch"] for line in record["eval"]] == [1.0, 2.0]
+    assert {"eval_loss", "eval_accuracy", "eval_f1"} <= set(record["eval"][0])
+    assert record["batch"] == {"micro": 8, "accum": 1, "world_size": 1, "effective": 8}
+    assert record["data"] == {"train_rows": 12, "eval_rows": 12, "skipped_rows": 0, "truncated_rows": 0}
+    assert record["measured"]["nvml"]["reason"]
+    assert record["measured"]["peak_allocated_bytes"] is None
+    assert record["measured"]["peak_rss_bytes"] > 2**27
+
+    model = AutoModelForSequenceClassification.from_pretrained(out / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    assert model.config.id2label == {0: "0", 1: "1"}
+    texts, labels = zip(*(line.split(",") for line in data.read_text().splitlines()[1:]), strict=True)
+    with torch.no_grad():
+        logits = model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor([int(label) for label in labels]))
+    assert loss.item() == pytest.approx(record["eval"][-1]["eval_loss"], abs=1e-5)
+
+    again = effcli("train", "--recipe", out / "recipe.yaml", "--out", tmp_path / "again", "--json").record
+    assert [line["loss"] for line in again["history"]] == [line["loss"] for line in record["history"]]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("optim", F1_STATE)
+def test_predicted_state_is_measured_state_to_the_byte(optim: str, engine: str, f1: Path, tmp_path: Path) -> None:
+    data = csv_file(tmp_path / "d.csv")
+    arguments = ("train", f1, "--data", data, "--optim", optim, "--engine", engine, "--max-steps", 1)
+    record = effcli(*arguments, "--out", tmp_path / "o", "--json").record
+    assert record["optimizer"]["state_bytes"] == F1_STATE[optim]
+    assert record["measured"]["optimizer_state_bytes"] == F1_STATE[optim]
+    assert record["measured"]["tensors"] == record["optimizer"]["tensors"]
+    assert record["measured"]["optimizer_state_elements"] == record["optimizer"]["state_elements"]
+    assert record["measured"]["weights_bytes"] == record["model"]["weights_bytes"] == 557_832
+    assert record["measured"]["gradients_bytes"] == record["model"]["gradients_bytes"] == 557_832
+    assert [(g["num_tensors"], g["num_elements"]) for g in record["groups"]] == [(16, 137_856), (24, 1_602)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "optim", "weights", "state"),
+    [
+        ("fp32", "adamw", 557_832, 1_115_824),
+        ("bf16", "adamw", 557_832, 1_115_824),
+        ("bf16-pure", "adamw", 278_916, 557_992),
+        ("bf16-pure", "adam8bit", 278_916, 295_648),
+        ("bf16-pure", "adafactor-torch", 278_916, 9_720),
+        ("bf16-pure", "adafactor", 278_916, 19_280),
+    ],
+)
+def test_precision_decides_the_width_of_weights_and_state(
+    precision: str, optim: str, weights: int, state: int, f1: Path, tmp_path: Path
+) -> None:
+    record = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--precision", precision, "--optim", optim,
+        "--max-steps", 1, "--out", tmp_path / "o", "--json",
+    ).record  # fmt: skip
+    for bytes_of in (record["model"], record["measured"]):
+        assert (bytes_of["weights_bytes"], bytes_of["gradients_bytes"]) == (weights, weights)
+    assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == state
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", ["classification", "causal-lm"])
+def test_accumulation_equals_the_big_batch_from_file_to_record(
+    family: str, engine: str, f1: Path, f3: Path, tmp_path: Path
+) -> None:
+    data = csv_file(tmp_path / "d.csv", 11)
+    task = () if family == "classification" else ("--task", "causal-lm", "--text-column", "sentence")
+    model = f1 if family == "classification" else f3
+    common = ("train", model, *task, "--data", data, "--optim", "sgd", "--lr", 0.1, "--engine", engine, "--json")
+    small = effcli(*common, "--batch-size", 2, "--accum", 2, "--epochs", 2, "--out", tmp_path / "a").record
+    big = effcli(*common, "--batch-size", 4, "--accum", 1, "--epochs", 2, "--out", tmp_path / "b").record
+    for key in ("loss", "grad_norm", "lr"):
+        assert [x[key] for x in small["history"]] == pytest.approx([x[key] for x in big["history"]], rel=1e-6)
+    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in "ab")
+    assert max((one[name] - other[name]).abs().max().item() for name in one) < 1e-6
+
+
+@pytest.mark.parametrize("accum", [1, 2, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_training_loss_is_the_evaluation_loss_whatever_the_accumulation(
+    engine: str, accum: int, f1: Path, tmp_path: Path
+) -> None:
+    data = csv_file(tmp_path / "f.csv", 8)
+    record = effcli(
+        "train", f1, "--data", data, "--eval-data", data, "--lr", 0, "--accum", accum, "--batch-size", 2,
+        "--epochs", 1, "--eval-batch-size", 3, "--engine", engine, "--out", tmp_path / "o", "--json",
+    ).record  # fmt: skip
+    losses = [line["loss"] for line in record["history"]]
+    assert sum(losses) / len(losses) == pytest.approx(record["eval"][-1]["eval_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "accum", "epochs", "total"),
+    [(9, 2, 2, 3, 9), (101, 2, 2, 3, 78), (10, 4, 4, 1, 1), (91, 10, 4, 10, 30)],
+)  # fmt: skip
+def test_updates_are_counted_with_the_short_last_window(
+    rows: int, batch: int, accum: int, epochs: int, total: int, f1: Path, tmp_path: Path
+) -> None:
+    record = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv", rows), "--batch-size", batch, "--accum", accum,
+        "--epochs", epochs, "--dry-run", "--json",
+    ).record  # fmt: skip
+    assert record["total_updates"] == total
+    assert record["status"] == "planned"
+    assert record["measured"] is None
+
+
+def test_a_language_model_trains_on_lines_of_text(f3: Path, tmp_path: Path) -> None:
+    data = tmp_path / "t.jsonl"
+    texts = ["a b", "a b c d e f g h", "a b c", "c d e f g h a"]
+    data.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    done = effcli("train", f3, "--data", data, "--eval-data", data, "--epochs", 1, "--out", tmp_path / "o", "--json")
+    record = done.record
+    assert record["model"]["num_parameters"] == 168_192
+    assert record["model"]["num_parameter_tensors"] == 28
+    assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == 1_345_648
+    evaluation = record["eval"][0]
+    assert evaluation["eval_perplexity"] == pytest.approx(math.exp(evaluation["eval_loss"]))
+    assert evaluation["eval_accuracy"] is None
+    assert "causal-lm" in done.stderr
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "o" / "model").config.use_cache is True
+
+
+def test_a_decoder_classifies_without_a_new_row_for_padding(f3: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.csv"
+    data.write_text(f"text,label\nshort one here,0\n{'word ' * 80},1\n")
+    record = effcli(
+        "train", f3, "--data", data, "--batch-size", 2, "--epochs", 1, "--out", tmp_path / "o", "--json"
+    ).record
+    assert record["model"]["num_parameters"] == 168_320
+    assert record["data"]["truncated_rows"] == 1
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "o" / "model")
+    assert model.config.pad_token_id == AutoTokenizer.from_pretrained(tmp_path / "o" / "model").pad_token_id
+
+
+def test_frozen_parameters_have_no_state_and_do_not_move(f1: Path, tmp_path: Path) -> None:
+    record = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--freeze", "distilbert.*", "--max-steps", 2,
+        "--out", tmp_path / "o", "--json",
+    ).record  # fmt: skip
+    trainable = 64 * 64 + 64 + 2 * 64 + 2
+    assert record["model"]["num_trainable_parameters"] == trainable
+    assert record["model"]["num_parameters"] == 139_458
+    assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == 8 * trainable + 4 * 4
+    assert record["measured"]["gradients_bytes"] == record["model"]["gradients_bytes"] == 4 * trainable
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradient_checkpointing_changes_no_number(engine: str, f3: Path, tmp_path: Path) -> None:
+    common = (
+        "train", f3, "--data", csv_file(tmp_path / "d.csv"), "--task", "causal-lm", "--text-column", "sentence",
+        "--engine", engine, "--max-steps", 2, "--json",
+    )  # fmt: skip
+    plain = effcli(*common, "--out", tmp_path / "a").record
+    saving = effcli(*common, "--gradient-checkpointing", "--out", tmp_path / "b").record
+    for key in ("loss", "grad_norm"):
+        assert [x[key] for x in saving["history"]] == pytest.approx([x[key] for x in plain["history"]], rel=1e-6)
+    assert saving["history"][0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("--lr", "1e-3"), ("--optim-arg", "relative_step=true")])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adafactor_logs_a_real_learning_rate(engine: str, arguments: tuple[str, ...], f1: Path, tmp_path: Path) -> None:
+    record = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adafactor", *arguments, "--engine", engine,
+        "--max-steps", 2, "--out", tmp_path / "o", "--json",
+    ).record  # fmt: skip
+    assert all(line["lr"] > 0 for line in record["history"])
+    assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == 19_280
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("optim", ["adamw", "adafactor", "adam8bit", "sgd"])
+def test_a_resumed_run_ends_as_the_uninterrupted_one(optim: str, engine: str, tmp_path: Path) -> None:
+    f1 = model_folder(tmp_path / "f1", F1, dropout=0.1)
+    data = csv_file(tmp_path / "d.csv", 20)
+
+    def flags(out: str) -> dict:
+        return {
+            "model": {"name": str(f1)},
+            "data": {"train": str(data), "eval": str(data)},
+            "optim": {"name": optim, "lr": 1e-3},
+            "loop": {"batch_size": 2, "accum": 2, "epochs": 2, "engine": engine},
+            "output": {"out": str(tmp_path / out)},
+        }
+
+    progress = QuietProgress()
+    whole = pipeline.train(pipeline.resolve_spec(flags("a")), progress=progress)
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(pipeline.resolve_spec(flags("b")), progress=progress, stop_after_updates=3)
+    stopped = json.loads((tmp_path / "b" / "record.json").read_text())
+    assert stopped["status"] == "interrupted"
+    assert not (tmp_path / "b" / "model").exists()
+    rest = pipeline.train(pipeline.resolve_spec({}, resume_from=str(tmp_path / "b")), progress=progress, resume=True)
+
+    assert rest.history == whole.history
+    assert rest.eval == whole.eval
+    assert rest.measured.optimizer_state_bytes == whole.measured.optimizer_state_bytes
+    assert rest.measured.tensors == whole.measured.tensors
+    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in "ab")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(f1: Path, tmp_path: Path) -> None:
+    data, out = csv_file(tmp_path / "d.csv", 16), tmp_path / "o"
+    spec = pipeline.resolve_spec(
+        {
+            "model": {"name": str(f1)}, "data": {"train": str(data)}, "output": {"out": str(out), "save_every": 1},
+            "loop": {"batch_size": 4, "epochs": 1},
+        }
+    )  # fmt: skip
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(spec, progress=QuietProgress(), stop_after_updates=3)
+    newest = out / "checkpoints" / "update-00000003" / "training.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    newest.write_bytes(content)
+    done = effcli("train", "--out", out, "--resume", "--json")
+    assert "update-00000003' is damaged" in done.stderr
+    assert "resumed after update 2" in done.stderr
+    assert [line["update"] for line in done.record["history"]] == [1, 2, 3, 4]
+
+
+def test_resume_refuses_what_would_change_what_is_learnt(f1: Path, tmp_path: Path) -> None:
+    data, out = csv_file(tmp_path / "d.csv"), tmp_path / "o"
+    spec = pipeline.resolve_spec(
+        {
+            "model": {"name": str(f1)},
+            "data": {"train": str(data)},
+            "loop": {"batch_size": 4},
+            "output": {"out": str(out)},
+        }
+    )
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(spec, progress=QuietProgress(), stop_after_updates=2)
+    error = effcli("train", "--out", out, "--resume", "--lr", 0.5).error
+    assert "--lr" in error
+    done = effcli("train", "--out", out, "--resume", "--epochs", 4, "--json")
+    assert done.record["total_updates"] == 12
+    assert "complete" in effcli("train", "--out", out, "--resume").error
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(f1: Path, tmp_path: Path) -> None:
+    common = ("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 2, "--json")
+    losses = [
+        [line["loss"] for line in effcli(*common, "--seed", seed, "--out", tmp_path / name).record["history"]]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_folder_that_holds_something_is_kept(f1: Path, tmp_path: Path) -> None:
+    data, out = csv_file(tmp_path / "d.csv"), tmp_path / "o"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    common = ("train", f1, "--data", data, "--max-steps", 1, "--out", out)
+    done = effcli(*common)
+    assert done.code == 2
+    assert "--overwrite" in done.error
+    assert effcli(*common, "--overwrite").code == 0
+    assert (out / "mine.txt").read_text() == "keep"
+
+
+def test_piped_output_is_plain_and_fits(f1: Path, tmp_path: Path) -> None:
+    done = effcli(
+        "train",
+        f1,
+        "--data",
+        csv_file(tmp_path / "d.csv"),
+        "--max-steps",
+        2,
+        "--logging-steps",
+        1,
+        "--out",
+        tmp_path / "o",
+    )
+    assert done.code == 0
+    assert not {"\x1b", "\r"} & set(done.stdout + done.stderr)
+    assert [line[:10] for line in done.stderr.splitlines()][-2:] == ["update 1/2", "update 2/2"]
+    assert "NVML" in done.stdout
+
+
+def test_more_than_one_process_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = effcli("train", "--out", tmp_path / "o")
+    assert done.code == 2
+    assert "WORLD_SIZE" in done.error
+
+
+def test_relative_steps_and_a_schedule_exclude_each_other(f1: Path) -> None:
+    spec = pipeline.resolve_spec(
+        {
+            "optim": {"name": "adafactor", "args": {"relative_step": True}},
+            "loop": {"scheduler": "linear"},
+            "model": {"name": str(f1)},
+        }
+    )
+    with pytest.raises(UsageError, match="sets its own learning rate"):
+        pipeline.plan(spec, progress=QuietProgress())
