@@ -52,14 +52,15 @@ def make_console(stderr: bool) -> Console:
 def emit(record: RunRecord, json: bool, quiet: bool) -> None:
     """Write a run's result to stdout: one JSON document, or the tables.
 
-    `quiet` leaves out the notes; the tables stay, because they are what the command was called for.
+    `quiet` leaves out the notes; the tables stay, because they are what the command was called for. On a terminal
+    the notes are left out too: they were said there, on stderr, when they came up.
     """
     if json:
         emit_json(record.model_dump(mode="json"))
         return
     from effcli.report.tables import render_run
 
-    render_run(record, make_console(stderr=False), notes=not quiet)
+    render_run(record, make_console(stderr=False), notes=not quiet and not is_terminal(sys.stdout))
 
 
 def emit_json(document: Mapping[str, Any]) -> None:
