@@ -12,7 +12,7 @@ import pytest
 
 from effcli.data.baselines import baselines
 from effcli.data.builtin import DEMO_CONFIG, DEMO_LOOP, NUM_ROWS, Split, builtin_pairs, builtin_rows
-from effcli.data.builtin_grammar import MANNERS, PEOPLE, THINGS, VERBS_ON_PEOPLE, VERBS_ON_THINGS
+from effcli.data.builtin_grammar import FREQUENCIES, PEOPLE, THINGS, VERBS_ON_PEOPLE, VERBS_ON_THINGS
 from effcli.data.tokenizer import build_tokenizer
 from effcli.errors import UsageError
 
@@ -40,7 +40,7 @@ def test_sixty_percent_of_the_pairs_are_paraphrases(split: Split) -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_swapped_roles_make_up_at_most_a_quarter_of_the_non_paraphrases(split: Split) -> None:
     kinds = Counter(pair.kind for pair in builtin_pairs(split) if pair.label == 0)
-    assert set(kinds) == {"negated", "replaced", "swapped"}
+    assert set(kinds) == {"negated", "opposite", "replaced", "swapped"}
     assert 0 < kinds["swapped"] <= kinds.total() / 4
 
 
@@ -64,8 +64,16 @@ def test_a_negated_pair_has_exactly_one_negation_on_either_side() -> None:
     assert set(sides) == {(True, False), (False, True)}
 
 
+def test_a_replacement_by_the_opposite_exchanges_often_and_rarely() -> None:
+    often, rarely = (set(words) for words in FREQUENCIES)
+    for pair in (pair for pair in builtin_pairs("train") if pair.kind == "opposite"):
+        words = [set(sentence.split()) for sentence in (pair.sentence1, pair.sentence2)]
+        assert sorted(bool(side & often) for side in words) == [False, True]
+        assert sorted(bool(side & rarely) for side in words) == [False, True]
+
+
 def test_a_paraphrase_uses_the_same_concepts_on_both_sides() -> None:
-    concepts = {word: row for rows in (PEOPLE, THINGS, MANNERS) for row in rows for word in row}
+    concepts = {word: row for rows in (PEOPLE, THINGS, FREQUENCIES) for row in rows for word in row}
     verbs = {
         form: row for rows in (VERBS_ON_PEOPLE, VERBS_ON_THINGS) for row in rows for forms in row for form in forms
     }
@@ -77,15 +85,15 @@ def test_a_paraphrase_uses_the_same_concepts_on_both_sides() -> None:
     for pair in builtin_pairs("eval"):
         assert meanings(pair.sentence1).total() == 4
         same = meanings(pair.sentence1) == meanings(pair.sentence2)
-        assert same == (pair.kind != "replaced"), pair
+        assert same == (pair.kind not in ("opposite", "replaced")), pair
 
 
 def test_no_word_belongs_to_two_concepts() -> None:
-    nouns_and_manners = [word for rows in (PEOPLE, THINGS, MANNERS) for row in rows for word in row]
+    nouns_and_adverbs = [word for rows in (PEOPLE, THINGS, FREQUENCIES) for row in rows for word in row]
     verb_forms = [
         form for rows in (VERBS_ON_PEOPLE, VERBS_ON_THINGS) for row in rows for forms in row for form in forms
     ]
-    words = nouns_and_manners + verb_forms
+    words = nouns_and_adverbs + verb_forms
     assert len(words) == len(set(words))
 
 
@@ -110,7 +118,7 @@ def test_labels_are_mixed_from_the_first_rows_on() -> None:
 
 
 def test_rows_are_the_same_bytes_on_every_python() -> None:
-    assert _digest() == "2d645191b18b08a26b288bbd4aff9a8e93226c69eb3f93488a01db40b783f03c"
+    assert _digest() == "1e4b0e48877d4f73b9928d1e098f739959bb1a264c297ae8d6ba6381306a32f1"
 
 
 def test_hash_salt_does_not_change_the_rows_and_torch_is_not_needed() -> None:
