@@ -15,9 +15,10 @@ from typing import Any
 
 from effcli.errors import UsageError, nearest
 from effcli.faults import unknown_key
+from effcli.files import write_text
 from effcli.flags import nest
 from effcli.spec import RunSpec, build_spec
-from effcli.yaml_text import comment, dump, is_null, parse, read_text, write_text
+from effcli.yaml_text import comment, dump, is_null, parse, read_text
 
 _PACKAGE = Path(__file__).parent
 _SUFFIXES = (".yaml", ".yml")

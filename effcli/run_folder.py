@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -103,39 +101,3 @@ def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
         raise WriteError(
             f"--out '{folder.path}' cannot be written to: {error.strerror}; choose another folder"
         ) from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        WriteError: disk full or read-only.
-    """
-    draft = path.with_name(f".writing-{path.name}")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise WriteError(f"could not write '{path}': {error.strerror}") from error
-
-
-def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write into a folder that appears under its name only when `fill` has returned.
-
-    Raises:
-        WriteError: disk full or read-only.
-    """
-    draft = path.with_name(f".writing-{path.name}")
-    try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        fill(draft)
-        shutil.rmtree(path, ignore_errors=True)
-        draft.rename(path)
-    except (OSError, RuntimeError) as error:  # safetensors raises its own error on a full disk
-        shutil.rmtree(draft, ignore_errors=True)
-        raise WriteError(f"could not write '{path}': {error}") from error

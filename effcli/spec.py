@@ -23,6 +23,9 @@ Text = Annotated[str, Field(min_length=1)]
 TASKS: tuple[str, ...] = ("classification", "causal-lm")
 
 
+LARGEST = 2**31 - 1
+"""Largest count that every library below takes."""
+
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _LONGEST_INTEGER = 4300
 """Digits at which Python refuses to read an integer."""
@@ -95,9 +98,9 @@ class DataSpec(Section):
     """Field separator of CSV files; guessed when not given."""
     encoding: Text = "utf-8"
     """Text encoding of files."""
-    max_length: int | None = Field(default=None, ge=2)
+    max_length: int | None = Field(default=None, ge=2, le=LARGEST)
     """Tokens kept per row; none means the model's limit, at most 512."""
-    limit_rows: int | None = Field(default=None, ge=1)
+    limit_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Use only the first rows of the training data."""
 
     _one_column_is_a_list = field_validator("text_columns", mode="before")(as_list)
@@ -153,7 +156,7 @@ class OptimSpec(Section):
     """Decay of weights; biases and normalisation layers are never decayed."""
     keep_32bit: tuple[Text, ...] = ()
     """Shell-style patterns of parameter names whose 8-bit state stays in 32 bit."""
-    min_8bit_size: int = Field(default=4096, ge=1)
+    min_8bit_size: int = Field(default=4096, ge=1, le=LARGEST)
     """Parameters with fewer elements keep 32-bit state in 8-bit optimizers."""
 
     _one_pattern_is_a_list = field_validator("keep_32bit", mode="before")(as_list)
@@ -161,8 +164,10 @@ class OptimSpec(Section):
     @field_validator("args", mode="before")
     @classmethod
     def _args_are_scalars(cls, value: Any) -> Any:
+        if value is None:
+            return {}
         if not isinstance(value, Mapping):
-            return {} if value is None else value
+            raise ValueError(f"{value!r} is no set of keys with values; write optim.args.momentum=0.9")
         return {key: as_scalar(key, given) for key, given in value.items()}
 
 
@@ -175,15 +180,15 @@ class LoopSpec(Section):
     """auto, cpu, cuda or cuda:i."""
     precision: Precision = "fp32"
     """fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure holds weights in bf16."""
-    batch_size: int = Field(default=8, ge=1)
+    batch_size: int = Field(default=8, ge=1, le=LARGEST)
     """Rows per micro-batch."""
-    eval_batch_size: int | None = Field(default=None, ge=1)
+    eval_batch_size: int | None = Field(default=None, ge=1, le=LARGEST)
     """Rows per evaluation batch; none means the training batch size."""
-    accum: int = Field(default=1, ge=1)
+    accum: int = Field(default=1, ge=1, le=LARGEST)
     """Micro-batches accumulated per update."""
-    epochs: int = Field(default=3, ge=1)
+    epochs: int = Field(default=3, ge=1, le=LARGEST)
     """Passes over the training data."""
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
     """Stop after this many updates; overrides epochs."""
     scheduler: Scheduler = "linear"
     """Learning-rate schedule over updates."""
@@ -195,7 +200,7 @@ class LoopSpec(Section):
     """Recompute activations in the backward pass instead of keeping them."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of weights, dropout and data order."""
-    num_workers: int = Field(default=0, ge=0)
+    num_workers: int = Field(default=0, ge=0, le=LARGEST)
     """Worker processes that prepare batches."""
 
     @field_validator("device")
@@ -211,11 +216,11 @@ class OutputSpec(Section):
 
     out: Text | None = None
     """Run folder; none means a dated folder under runs/."""
-    save_every: int | None = Field(default=None, ge=1)
+    save_every: int | None = Field(default=None, ge=1, le=LARGEST)
     """Updates between checkpoints; none means each epoch."""
-    keep: int = Field(default=2, ge=1)
+    keep: int = Field(default=2, ge=1, le=LARGEST)
     """Checkpoints kept."""
-    logging_steps: int = Field(default=10, ge=1)
+    logging_steps: int = Field(default=10, ge=1, le=LARGEST)
     """Updates between progress lines."""
 
 

@@ -1,9 +1,7 @@
-"""Recipe files: YAML read without guessing types, written so that it reads back the same, never in halves."""
+"""Recipe files: YAML read without guessing types, written so that it reads back the same."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from effcli.errors import UsageError, WriteError
+from effcli.errors import UsageError
 from effcli.flags import FLAG_OF
 
 _NULL = re.compile(r"(?:~|null|Null|NULL|)$")
@@ -76,23 +74,6 @@ def read_text(path: Path) -> str:
         raise UsageError(f"cannot read the recipe '{path}': {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read the recipe '{path}': it is not UTF-8 text") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a recipe file and the folders above it; it appears whole or not at all.
-
-    Raises:
-        WriteError: the file cannot be written.
-    """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise WriteError(f"cannot write the recipe '{path}': {error.strerror}") from error
 
 
 def parse(text: str, source: str) -> dict[str, Any]:

@@ -39,6 +39,10 @@ CASES = [
     (("--device", "cuda"), 4, ["--device cuda", "--device cpu"]),
     (("--device", "tpu"), 2, ["--device", "tpu"]),
     (("--resume",), 2, ["--resume", "--out"]),
+    (("--accum", "99999999999999999999"), 2, ["--accum", "2147483647"]),
+    (("--set", "optim.args=5"), 2, ["--optim-arg", "5"]),
+    (("--encoding", "utf-16"), 2, ["d.csv", "utf-16", "--encoding utf-8"]),
+    (("--model", "f1/nothing"), 2, ["f1/nothing", "no such folder"]),
     (("--data", "./none.csv"), 2, ["none.csv"]),
     (("--model", "./no/such/dir"), 2, ["no/such/dir"]),
     (("--model", "someone/no-such-model"), 8, ["someone/no-such-model", "--model"]),
@@ -95,6 +99,44 @@ def test_an_unknown_label_in_the_evaluation_data_is_named(f1: Path, tmp_path: Pa
     done = effcli("train", f1, "--data", train, "--eval-data", evaluation, "--out", tmp_path / "o")
     assert done.code == 2
     assert all(word in done.error for word in ("neutral", "e.csv", "line 3", "neg", "pos")), done.error
+
+
+BROKEN = [
+    ({"model.safetensors": b"garbage" * 9}, {}, (), ["weights"]),
+    ({"pytorch_model.bin": b"garbage" * 9}, {}, (), ["weights"]),
+    ({"tokenizer.json": b"{"}, {}, (), ["tokenizer"]),
+    ({"vocab.txt": b""}, {}, (), ["tokenizer"]),
+    ({}, {"dim": "x"}, (), ["config.json", "dim"]),
+    ({}, {"dim": 65}, (), ["config.json", "65"]),
+    ({}, {"quantization_config": {"load_in_4bit": True}}, (), ["quantised"]),
+    ({}, {"model_type": "albert"}, ("--gradient-checkpointing",), ["--gradient-checkpointing", "albert"]),
+    ({}, {"model_type": "bert"}, ("--task", "causal-lm", "--text-column", "sentence"), ["encoder", "gpt2"]),
+    ({}, {"model_type": "t5"}, (), ["tokenizer"]),
+]
+
+
+@pytest.mark.parametrize(("files", "changes", "arguments", "words"), BROKEN)
+def test_model_files_that_cannot_be_used_are_named(
+    files: dict[str, bytes], changes: dict[str, object], arguments: tuple[str, ...], words: list[str], tmp_path: Path
+) -> None:
+    model = model_folder(tmp_path / "m", F1, **changes)
+    for name, content in files.items():
+        (model / name).write_bytes(content)
+    done = effcli("train", model, "--data", csv_file(tmp_path / "d.csv"), *arguments, "--out", tmp_path / "o")
+    assert done.code == 2, done.stderr
+    assert all(word in done.error for word in words), done.error
+    assert "weights_only" not in done.error
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_last_update_that_breaks_the_model_is_a_failure(f1: Path, tmp_path: Path) -> None:
+    done = effcli(
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "sgd", "--lr", 1e38, "--max-grad-norm", 0,
+        "--max-steps", 1, "--out", tmp_path / "o",
+    )  # fmt: skip
+    assert done.code == 7, done.stderr
+    assert json.loads((tmp_path / "o" / "record.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "o" / "model").exists()
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_the_bytes_in_a_header_are_those_of_the_model_and_its_optimizer(name: st
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DistilBertConfig, GPT2Config
 
     from effcli.memory.state import predict_state
-    from effcli.models import freeze, parameter_infos
+    from effcli.models.build import freeze, parameter_infos
     from effcli.optim import registry
 
     configs = {

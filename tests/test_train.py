@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -216,8 +217,11 @@ def test_adafactor_logs_a_real_learning_rate(engine: str, arguments: tuple[str, 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("optim", ["adamw", "adafactor", "adam8bit", "sgd"])
-def test_a_resumed_run_ends_as_the_uninterrupted_one(optim: str, engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("optim", "precision"),
+    [("adamw", "fp32"), ("adafactor", "fp32"), ("adam8bit", "fp32"), ("sgd", "bf16"), ("adafactor", "bf16-pure")],
+)
+def test_a_resumed_run_ends_as_the_uninterrupted_one(optim: str, precision: str, engine: str, tmp_path: Path) -> None:
     f1 = model_folder(tmp_path / "f1", F1, dropout=0.1)
     data = csv_file(tmp_path / "d.csv", 20)
 
@@ -226,7 +230,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(optim: str, engine: str, tm
             "model": {"name": str(f1)},
             "data": {"train": str(data), "eval": str(data)},
             "optim": {"name": optim, "lr": 1e-3},
-            "loop": {"batch_size": 2, "accum": 2, "epochs": 2, "engine": engine},
+            "loop": {"batch_size": 2, "accum": 2, "epochs": 2, "engine": engine, "precision": precision},
             "output": {"out": str(tmp_path / out)},
         }
 
@@ -284,6 +288,78 @@ def test_resume_refuses_what_would_change_what_is_learnt(f1: Path, tmp_path: Pat
     done = effcli("train", "--out", out, "--resume", "--epochs", 4, "--json")
     assert done.record["total_updates"] == 12
     assert "complete" in effcli("train", "--out", out, "--resume").error
+
+
+@pytest.mark.parametrize("broken", ["missing", "[]", "{}"])
+def test_checkpoints_without_a_sound_manifest_are_damaged_ones(broken: str, f1: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    spec = pipeline.resolve_spec(
+        {
+            "model": {"name": str(f1)},
+            "data": {"train": str(csv_file(tmp_path / "d.csv", 16))},
+            "output": {"out": str(out)},
+        }
+    )
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(spec, progress=QuietProgress(), stop_after_updates=1)
+    manifest = next((out / "checkpoints").glob("*/manifest.json"))
+    manifest.unlink() if broken == "missing" else manifest.write_text(broken)
+    done = effcli("train", "--out", out, "--resume")
+    assert done.code == 7
+    assert "damaged" in done.error
+
+
+def test_resume_notices_that_the_data_changed(f1: Path, tmp_path: Path) -> None:
+    data, out = csv_file(tmp_path / "d.csv", 16), tmp_path / "o"
+    spec = pipeline.resolve_spec(
+        {"model": {"name": str(f1)}, "data": {"train": str(data)}, "output": {"out": str(out)}}
+    )
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(spec, progress=QuietProgress(), stop_after_updates=1)
+    csv_file(data, 20)
+    done = effcli("train", "--out", out, "--resume")
+    assert done.code == 2
+    assert "16 rows" in done.error
+    assert "20" in done.error
+
+
+def test_a_run_killed_before_its_model_was_saved_is_completed(f1: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    common = ("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 2, "--out", out)
+    first = effcli(*common, "--json").record
+    shutil.rmtree(out / "model")
+    (out / "record.json").unlink()
+    again = effcli("train", "--out", out, "--resume", "--json").record
+    assert again["history"] == first["history"]
+    assert again["status"] == "completed"
+    assert (out / "model" / "model.safetensors").is_file()
+
+
+def test_scores_are_learnt_by_regression(f1: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.csv"
+    data.write_text("text,label\na b c,3.5\nd e f,1.25\ng h i,0.1\nj k l,2.2\n")
+    done = effcli("train", f1, "--data", data, "--eval-data", data, "--epochs", 2, "--out", tmp_path / "o", "--json")
+    assert done.record["eval"][-1]["eval_loss"] > 0
+    assert done.record["eval"][-1]["eval_accuracy"] is None
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "o" / "model").config.num_labels == 1
+
+
+def test_a_parameter_that_gets_no_gradient_is_named(tmp_path: Path) -> None:
+    model = model_folder(
+        tmp_path / "bart",
+        {
+            "model_type": "bart", "vocab_size": 200, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+            "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+            "max_position_embeddings": 32, "is_encoder_decoder": False, "is_decoder": True,
+        },
+    )  # fmt: skip
+    data = tmp_path / "t.jsonl"
+    data.write_text('{"text": "a b c"}\n{"text": "d e f g"}\n')
+    done = effcli(
+        "train", model, "--task", "causal-lm", "--data", data, "--max-steps", 1, "--out", tmp_path / "o", "--json"
+    )
+    missing = done.record["model"]["gradients_bytes"] - done.record["measured"]["gradients_bytes"]
+    assert (missing > 0) == any("never got a gradient" in note for note in done.record["notes"])
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(f1: Path, tmp_path: Path) -> None:

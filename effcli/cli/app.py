@@ -9,7 +9,7 @@ import typer
 
 from effcli import __version__
 from effcli.cli import recipes
-from effcli.cli.boundary import run_guarded
+from effcli.cli.boundary import interrupt_on_signals, run_guarded
 from effcli.cli.report import report
 from effcli.cli.train import train
 
@@ -44,4 +44,5 @@ app.add_typer(recipes.app, name="recipes")
 
 def main() -> None:
     """Entry point of the console script; ends the process with the right exit code."""
+    interrupt_on_signals()
     sys.exit(run_guarded(lambda: app(standalone_mode=False), verbose="--verbose" in sys.argv))

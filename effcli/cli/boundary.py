@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType
 
 import typer
 
-from effcli.errors import EffcliError
+from effcli.errors import EffcliError, InterruptedRunError
 
 
 def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
@@ -25,20 +28,37 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "effcli"
-        _say(f"{error.format_message()} See `{path} --help`.")
+        if text := error.format_message():  # empty where the help was asked for by giving no command
+            _say(f"{text.rstrip('.')}. See `{path} --help`.")
         return 2
-    except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted; checkpoints saved before are intact")
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit flush finds no broken pipe
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            return _fault(error, verbose)
+        _say(f"could not write the output: {error.strerror}")
+        return 9
     except Exception as error:
-        if verbose:
-            traceback.print_exc()
-        _say(f"unexpected fault, {type(error).__name__}: {error} (a bug of effcli; --verbose shows where)")
-        return 1
+        return _fault(error, verbose)
     return code if isinstance(code, int) else 0
+
+
+def interrupt_on_signals() -> None:
+    """Make SIGINT and SIGTERM errors like any other; while updates run, the training session has handlers of its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise InterruptedRunError("interrupted; what was saved before is intact", signal_number=number)
+
+
+def _fault(error: Exception, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exc()
+    _say(f"unexpected fault, {type(error).__name__}: {error} (a bug of effcli; --verbose shows where)")
+    return 1
 
 
 def _say(text: str) -> None:

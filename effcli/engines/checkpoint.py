@@ -16,20 +16,23 @@ import torch
 from safetensors.torch import load_model, save_model
 
 from effcli.errors import TrainingFailedError, WriteError
+from effcli.files import write_failure
 
 WEIGHTS = "model.safetensors"
 TRAINING = "training.pt"
 PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
+FILES = (WEIGHTS, TRAINING, PROGRESS)
 PREFIX = "update-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds beside tensors: the update it stands at, the specification, history so far."""
+    """What a checkpoint holds beside tensors: where it stands, specification, number of rows, history."""
 
     update: int
     spec: dict[str, Any]
+    train_rows: int
     history: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
 
@@ -67,7 +70,7 @@ class CheckpointStore:
             }
             torch.save(training, draft / TRAINING)
             (draft / PROGRESS).write_text(json.dumps(asdict(saved)), encoding="utf-8")
-            checksums = {name: _checksum(draft / name) for name in (WEIGHTS, TRAINING, PROGRESS)}
+            checksums = {name: _checksum(draft / name) for name in FILES}
             (draft / MANIFEST).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
             _flush(draft)
             shutil.rmtree(final, ignore_errors=True)
@@ -75,15 +78,16 @@ class CheckpointStore:
         except (OSError, RuntimeError) as error:  # torch and safetensors raise their own errors on a full disk
             shutil.rmtree(draft, ignore_errors=True)
             raise WriteError(
-                f"could not write the checkpoint '{final}': {error}; earlier checkpoints are intact"
+                f"could not write the checkpoint '{final}': {write_failure(error, self._folder)}; "
+                f"{'earlier checkpoints are intact' if self.paths() else 'no earlier one exists'}"
             ) from error
         for old in self.paths()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
     def paths(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first."""
-        return sorted(path for path in self._folder.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
+        """Return the checkpoints, oldest first; only complete ones ever had this name."""
+        return sorted(self._folder.glob(f"{PREFIX}*"))
 
     def newest_intact(self) -> tuple[Path, Saved, list[Path]] | None:
         """Return the newest checkpoint whose checksums hold, and the damaged newer ones that were passed over."""
@@ -108,8 +112,21 @@ def restore(
     load_model(model, str(path / WEIGHTS))
     training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
     optimizer.load_state_dict(training["optimizer"])
+    _keep_dtypes(optimizer, training["optimizer"])
     scheduler.load_state_dict(training["scheduler"])
     return training["random"]
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Put back what `load_state_dict` cast: it gives state the dtype of its parameter, so that the fp32 factors of
+    transformers' Adafactor over bf16 weights would lose bits (torch 2.13)."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, entries in saved["state"].items():
+        state = optimizer.state[parameters[index]]
+        for key, value in entries.items():
+            loaded = state.get(key)
+            if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor) and loaded.dtype != value.dtype:
+                state[key] = value.to(loaded.device)
 
 
 def random_state() -> dict[str, Any]:
@@ -142,7 +159,7 @@ def _checksum(path: Path) -> str:
 def _intact(path: Path) -> bool:
     try:
         checksums = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        return all(_checksum(path / name) == checksum for name, checksum in checksums.items())
+        return bool(checksums == {name: _checksum(path / name) for name in FILES})
     except (OSError, ValueError):
         return False
 

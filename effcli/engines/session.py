@@ -72,7 +72,8 @@ class TrainingSession:
         """Record one update; evaluate and save where the epoch or the run ends.
 
         Raises:
-            TrainingFailedError: loss or gradient norm is not finite (an overflow skipped by the fp16 scaler is fine).
+            TrainingFailedError: a loss or the gradient norm is not finite (an overflow that the fp16 scaler skipped is
+                fine).
             InterruptedRunError: a signal asked to stop; the state was saved first.
         """
         self.pause_clock()
@@ -95,6 +96,7 @@ class TrainingSession:
         last = self.update == self.total_updates
         if self.evaluate is not None and (ends_epoch or last):
             evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
+            self._refuse("evaluation loss", evaluation.result.loss)
             self.evaluations.append(evaluation)
             self.progress.evaluation(epoch=epoch, result=evaluation.result)
         stop = self.stop_signal is not None or self.update == self.stop_after
@@ -113,11 +115,15 @@ class TrainingSession:
 
     def _check_finite(self, result: UpdateResult) -> None:
         for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
-            if not math.isfinite(value) and not result.skipped:
-                raise TrainingFailedError(
-                    f"update {self.update}: the {name} is {value}; training stopped. Try a lower --lr, "
-                    "--max-grad-norm 1, or --precision fp32"
-                )
+            if not result.skipped:
+                self._refuse(name, value)
+
+    def _refuse(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise TrainingFailedError(
+                f"update {self.update}: the {name} is {value}; training stopped. Try a lower --lr, a larger --eps, "
+                "--max-grad-norm 1, or --precision fp32"
+            )
 
     @contextmanager
     def stopping_on_signals(self) -> Iterator[None]:
@@ -125,7 +131,10 @@ class TrainingSession:
 
         def request_stop(number: int, frame: FrameType | None) -> None:
             if self.stop_signal is not None:
-                raise KeyboardInterrupt
+                raise InterruptedRunError(
+                    f"stopped in the middle of update {self.update + 1}, which is lost; earlier checkpoints are intact",
+                    signal_number=number,
+                )
             self.stop_signal = number
             self.progress.note("stopping after this update; press again to stop at once")
 

@@ -29,6 +29,7 @@ class StepProbe:
     ) -> None:
         self.weights_bytes: int | None = None
         self.gradients_bytes: int | None = None
+        self.without_gradient: tuple[str, ...] = ()
         self._model = model
         self._optimizer = optimizer
         self._last_lr: float | None = None
@@ -53,6 +54,9 @@ class StepProbe:
             parameters = list(self._model.parameters())
             self.weights_bytes = storage_bytes(parameters)
             self.gradients_bytes = storage_bytes(p.grad for p in parameters if p.grad is not None)
+            self.without_gradient = tuple(
+                name for name, p in self._model.named_parameters() if p.requires_grad and p.grad is None
+            )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._last_lr = self._read_lr(optimizer)

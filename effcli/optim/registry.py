@@ -30,9 +30,7 @@ def find(name: str) -> OptimizerEntry:
     if wanted in by_name:
         return by_name[wanted]
     choices = ", ".join(entry.name for entry in entries())
-    raise UsageError(
-        f"unknown optimizer '{name}'; choose one of {choices}.{nearest(wanted, by_name)} See `effcli optimizers`."
-    )
+    raise UsageError(f"unknown optimizer '{name}'; choose one of {choices}.{nearest(wanted, by_name)}")
 
 
 def require(entry: OptimizerEntry) -> None:

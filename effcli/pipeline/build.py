@@ -10,7 +10,7 @@ import torch
 from transformers import get_scheduler, set_seed
 
 from effcli.memory.state import StateSummary, predict_state
-from effcli.models import build_model, freeze, parameter_infos
+from effcli.models.build import build_model, freeze, parameter_infos, recompute_activations
 from effcli.optim.groups import decay_groups
 from effcli.optim.learning_rate import OwnRateSchedule
 from effcli.units import ParamInfo
@@ -48,7 +48,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     if not meta:
         model.to(prepared.device)
     if spec.loop.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        recompute_activations(model, prepared.source.name)
     parameters = parameter_infos(model)
     return Built(
         model=model,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, OutOfMemoryError
+from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,3 +50,16 @@ def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
             f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {smaller}"
             f"--gradient-checkpointing, or --optim adam8bit. The allocator said: {reason}"
         ) from error
+
+
+def refuse_weights_that_are_not_finite(model: PreTrainedModel) -> None:
+    """Refuse to save a model that the last update broke, which no loss has shown yet.
+
+    Raises:
+        TrainingFailedError: a weight is infinite or not a number.
+    """
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise TrainingFailedError(f"the last update left weights of {name} that are not finite; try a lower --lr")

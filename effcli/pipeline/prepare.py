@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.devices import check_precision, refuse_many_processes, resolve_device
 from effcli.errors import UsageError
-from effcli.models import ModelSource, find_model, row_limit, tokenizer_for
+from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     if entry.cpu_note and device.type == "cpu":
         say(entry.cpu_note)
 
+    if spec.loop.precision == "bf16-pure":
+        say(
+            "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "
+            "With --precision bf16 small updates count."
+        )
     source = find_model(spec.model.name)
     from effcli.data.columns import choose
     from effcli.data.source import load_tables
@@ -89,10 +95,10 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     problem = choose(raw, spec, is_decoder=source.is_decoder, architectures=source.architectures)
     say(*raw.notes, *problem.notes)
 
-    def build(vocab_size: int, model_type: str, max_length: int) -> PreTrainedTokenizerBase:
+    def build(**settings: Any) -> PreTrainedTokenizerBase:
         if source.path is not None:
             say(f"'{source.name}' has no tokenizer: one was built from the training text.")
-        return build_tokenizer(texts(raw, problem), vocab_size=vocab_size, model_type=model_type, max_length=max_length)
+        return build_tokenizer(texts(raw, problem), **settings)
 
     tokenizer = tokenizer_for(source, build)
     max_length = row_limit(source, tokenizer, spec.data.max_length)
@@ -123,6 +129,7 @@ def quiet_libraries() -> None:
     import transformers
 
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs errors that it raises as well
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from effcli.data.builtin import DEMO_LOOP
+from effcli.optim.registry import find
 from effcli.recipes import overlay, parse_set, read_recipe
 from effcli.run_folder import saved_recipe
-from effcli.spec import RunSpec, build_spec
+from effcli.spec import OptimSpec, RunSpec, build_spec
 
 CONTINUED = {
     "loop.epochs",
@@ -50,15 +51,18 @@ def resolve_spec(
 def _demonstration(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the built-in model, and with the built-in data those of the whole demonstration.
 
-    The learning rate belongs to a model trained from random weights, the rest to the data.
+    The learning rate belongs to a model trained from random weights, on the scale of AdamW; an optimizer whose rate
+    has another meaning keeps its own default.
     """
     if (given.get("model") or {}).get("name") is not None:
         return {}
-    optim = {"lr": DEMO_LOOP["lr"]}
+    name = (given.get("optim") or {}).get("name") or OptimSpec().name
+    like_adamw = find(name).defaults["lr"] == find("adamw").defaults["lr"]
+    layer: dict[str, Any] = {"optim": {"lr": DEMO_LOOP["lr"]}} if like_adamw else {}
     if (given.get("data") or {}).get("train") is not None:
-        return {"optim": optim}
+        return layer
     loop = {key: DEMO_LOOP[key] for key in ("batch_size", "epochs", "warmup_ratio")}
-    return {"optim": optim, "loop": loop, "data": {"max_length": DEMO_LOOP["max_length"]}}
+    return {**layer, "loop": loop, "data": {"max_length": DEMO_LOOP["max_length"]}}
 
 
 def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession, Update
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, UsageError
+from effcli.files import write_folder, write_text
 from effcli.flags import field_label
 from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import inspect_optimizer
@@ -28,11 +29,11 @@ from effcli.measure.throughput import ThroughputMeter
 from effcli.optim.learning_rate import current_lr
 from effcli.pipeline.build import Built, build, build_scheduler
 from effcli.pipeline.facts import planned_record
-from effcli.pipeline.guards import explained_out_of_memory, without_cache
+from effcli.pipeline.guards import explained_out_of_memory, refuse_weights_that_are_not_finite, without_cache
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resolve import changed_fields
 from effcli.recipes import write_recipe
-from effcli.run_folder import RunFolder, check_run_folder, dated_name, open_run_folder, write_folder, write_text
+from effcli.run_folder import RunFolder, check_run_folder, dated_name, open_run_folder
 from effcli.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -119,7 +120,13 @@ class _Run:
                 f"--resume: the run was started with other values of {', '.join(map(field_label, changed))}; "
                 "keep them, or start anew with --overwrite"
             )
-        if saved.update >= self._loop.total_updates:
+        rows = self._prepared.data.train_rows
+        if saved.train_rows != rows:
+            raise UsageError(
+                f"--resume: the training data had {saved.train_rows:,} rows and has {rows:,} now; "
+                "restore it, or start anew with --overwrite"
+            )
+        if saved.update >= self._loop.total_updates and self._folder.model.is_dir():
             raise UsageError(
                 f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
             )
@@ -147,6 +154,7 @@ class _Run:
             pause_clock=self._meter.pause,
             resume_clock=self._meter.resume,
             stop_after=stop_after_updates,
+            update=self._start.update,
             history=self._history,
             evaluations=self._evaluations,
         )
@@ -171,7 +179,9 @@ class _Run:
         reset_cuda_peak(prepared.device)
         try:
             with session.stopping_on_signals(), without_cache(self._model), explained_out_of_memory(prepared):
-                engine.run(job)
+                if session.update < self._loop.total_updates:
+                    engine.run(job)
+            refuse_weights_that_are_not_finite(self._model)
             write_folder(self._folder.model, self._save_model)
         except BaseException as error:
             interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
@@ -210,6 +220,7 @@ class _Run:
         saved = Saved(
             update=session.update,
             spec=self._prepared.spec.model_dump(mode="json"),
+            train_rows=self._prepared.data.train_rows,
             history=[asdict(line) for line in session.history],
             evaluations=[asdict(line) for line in session.evaluations],
         )
@@ -228,12 +239,24 @@ class _Run:
                 "eval": tuple(_eval_facts(line) for line in session.evaluations),
                 "measured": self._measured() if updates else None,
                 "throughput": self._meter.result(updates) if updates else None,
+                "notes": (*self._record.notes, *self._without_gradient()),
                 "status": status,
                 "failure": failure,
             }
         )
         write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
         return record
+
+    def _without_gradient(self) -> tuple[str, ...]:
+        """Return a note on parameters that the plan counts but the forward never uses."""
+        names = self._probe.without_gradient
+        if not names:
+            return ()
+        listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return (
+            f"{len(names)} trainable tensors never got a gradient, so they have none and no optimizer state: {listed}. "
+            "The estimate counts them.",
+        )
 
     def _measured(self) -> Measured:
         size = inspect_optimizer(self._optimizer)

@@ -1,25 +1,19 @@
-"""From a name to a model: the built-in one, a local folder, or a hub id."""
+"""From a name to a model that is found but not built: the built-in one, a local folder, or a hub id."""
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from effcli.errors import UsageError, nearest
+from effcli.errors import EffcliError, UsageError, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
-from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-    from effcli.data.columns import Problem
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 BUILTIN_NAME = "built-in DistilBERT"
 BUILTIN_VOCABULARY = 8000
@@ -61,6 +55,14 @@ class ModelSource:
         return tuple(self.config.architectures or ())
 
     @property
+    def sees_following_tokens(self) -> bool:
+        """Return whether the model attends in both directions, as BERT does unless its config says `is_decoder`."""
+        from transformers.models.auto import modeling_auto as auto
+
+        masked = self.config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        return masked and not self.config.is_encoder_decoder and not getattr(self.config, "is_decoder", False)
+
+    @property
     def is_decoder(self) -> bool:
         """Return whether the model type is made for causal language modelling (GPT-2, Llama; not BERT, not T5)."""
         from transformers.models.auto import modeling_auto as auto
@@ -87,26 +89,43 @@ def find_model(name: str | None) -> ModelSource:
         return _from_folder(name, folder)
     if folder.exists():
         raise UsageError(f"--model '{name}' is a file; give the folder that holds its config.json")
-    if _looks_like_path(name):
+    if _looks_like_path(name) or (folder.parent != Path() and folder.parent.is_dir()):
         siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
         raise UsageError(f"--model '{name}': there is no such folder.{nearest(folder.name, siblings)}")
     return _from_hub(name)
 
 
-def tokenizer_for(
-    source: ModelSource, build: Callable[[int, str, int], PreTrainedTokenizerBase]
-) -> PreTrainedTokenizerBase:
-    """Return the source's tokenizer with a padding token, or what `build(vocab_size, model_type, max_length)` makes.
+class BuildTokenizer(Protocol):
+    """Makes a tokenizer of the training text."""
+
+    def __call__(
+        self, *, vocab_size: int, model_type: str, max_length: int, pad_token_id: int | None
+    ) -> PreTrainedTokenizerBase:
+        """Return a tokenizer with at most `vocab_size` tokens, its padding token at `pad_token_id` if that is given."""
+
+
+def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedTokenizerBase:
+    """Return the source's tokenizer with a padding token, or what `build` makes where the source has none.
 
     A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it.
 
     Raises:
-        UsageError: the tokenizer knows more tokens than the model embeds, or has no token to pad with.
+        UsageError: the tokenizer knows more tokens than the model embeds, or has no token to pad with; or there is none
+            and the model needs its own.
     """
     vocab_size = getattr(source.config, "vocab_size", BUILTIN_VOCABULARY)
     tokenizer = source.tokenizer
     if tokenizer is None:
-        tokenizer = build(vocab_size, source.config.model_type, row_limit(source, None, None))
+        if source.config.is_encoder_decoder:
+            raise UsageError(
+                f"'{source.name}' has no tokenizer, which an encoder-decoder needs; put its files into the folder"
+            )
+        tokenizer = build(
+            vocab_size=vocab_size,
+            model_type=source.config.model_type,
+            max_length=row_limit(source, None, None),
+            pad_token_id=source.config.pad_token_id if source.path is not None else None,
+        )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UsageError(
@@ -144,72 +163,21 @@ def _positions(config: PretrainedConfig) -> int | None:
     return positions - (config.pad_token_id or 0) - 1 if config.model_type in POSITIONS_AFTER_PADDING else positions
 
 
-def build_model(
-    source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype, meta: bool = False
-) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """Return the model with the head of the task, weights in `dtype`, and what was newly made in it.
-
-    The caller sets the seed first, since a new head is drawn from it. With `meta` no memory is allocated and no weights
-    are read.
+@contextmanager
+def unusable(name: str, part: str) -> Iterator[None]:
+    """Turn whatever a library raises over a user's model files into one line that names model and part.
 
     Raises:
-        UsageError: the architecture has no head for the task.
+        UsageError: the files are damaged, or their values do not fit the architecture.
     """
-    import torch
-    import transformers
-
-    auto, known = {
-        "classification": (
-            transformers.AutoModelForSequenceClassification,
-            transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-        ),
-        "causal-lm": (transformers.AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
-    }[problem.task]
-    config = _config_for(source, problem, tokenizer)
-    if type(config) not in known:
-        raise UsageError(f"'{source.name}' ({config.model_type}) has no head for --task {problem.task} in transformers")
-    if meta:
-        with torch.device("meta"):
-            return auto.from_config(config, dtype=dtype), ()
-    if not source.has_weights:
-        return auto.from_config(config, dtype=dtype), ("All weights are random: the model comes without any.",)
-    with hub_errors("model", source.name, flag="--model"):
-        model, loading = auto.from_pretrained(
-            source.path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    fresh = sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])})
-    return model, (f"Newly made, with random weights: {', '.join(fresh)}.",) if fresh else ()
-
-
-def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """Stop training the parameters whose name matches one of the shell-style patterns.
-
-    Raises:
-        UsageError: a pattern matches nothing, or nothing is left to train.
-    """
-    parameters = dict(model.named_parameters())
-    for pattern in patterns:
-        matched = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not matched:
-            names = ", ".join(list(parameters)[:3])
-            raise UsageError(f"--freeze '{pattern}' matches no parameter; names look like {names}")
-        for name in matched:
-            parameters[name].requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise UsageError("--freeze leaves nothing to train")
-
-
-def parameter_infos(model: torch.nn.Module) -> tuple[ParamInfo, ...]:
-    """Return name, shape, dtype of every parameter; a tied one once, under its first name."""
-    return tuple(
-        ParamInfo(
-            name=name,
-            shape=tuple(parameter.shape),
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            trainable=parameter.requires_grad,
-        )
-        for name, parameter in model.named_parameters()
-    )
+    try:
+        yield
+    except EffcliError:
+        raise
+    except Exception as error:  # parsers, validators and deserialisers raise their own kinds
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines and "weights_only" not in lines[0] else f"not readable ({type(error).__name__})"
+        raise UsageError(f"--model '{name}': its {part} cannot be used: {reason}") from error
 
 
 def _builtin() -> ModelSource:
@@ -226,21 +194,24 @@ def _from_folder(name: str, folder: Path) -> ModelSource:
 
     path = folder / "config.json"
     if not path.is_file():
-        raise UsageError(f"--model '{name}': the folder has no config.json")
-    try:
+        raise UsageError(f"--model '{name}': the folder has no config.json; give a folder that save_pretrained wrote")
+    with unusable(name, "config.json"):
         values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        _refuse_quantised(name, values)
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--model '{name}': its config.json cannot be used: {reason}") from error
-    _refuse_quantised(name, values)
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
+    with unusable(name, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False) if has_tokenizer else None
+        if tokenizer is not None and not len(tokenizer):
+            raise ValueError("its vocabulary is empty")
     return ModelSource(
         name=name,
         path=str(folder),
         config=config,
         has_weights=any((folder / file).is_file() for file in WEIGHT_FILES),
-        tokenizer=AutoTokenizer.from_pretrained(str(folder)) if has_tokenizer else None,
+        tokenizer=tokenizer,
     )
 
 
@@ -257,24 +228,9 @@ def _from_hub(name: str) -> ModelSource:
     return ModelSource(name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer)
 
 
-def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    """Return a copy of the configuration with the task's labels and the tokenizer's padding."""
-    config = copy.deepcopy(source.config)
-    if source.path is None:
-        config.vocab_size = len(tokenizer)
-    if source.tokenizer is None or config.pad_token_id is None:
-        config.pad_token_id = tokenizer.pad_token_id
-    if problem.task == "classification":
-        config.num_labels = problem.num_labels
-        config.problem_type = problem.problem_type
-        if problem.labels is not None:
-            config.id2label = dict(enumerate(problem.labels.names))
-            config.label2id = {label: index for index, label in enumerate(problem.labels.names)}
-    return config
-
-
 def _refuse_quantised(name: str, values: dict[str, Any]) -> None:
-    if method := (values.get("quantization_config") or {}).get("quant_method"):
+    if quantised := values.get("quantization_config"):
+        method = quantised.get("quant_method", "method not named") if isinstance(quantised, dict) else quantised
         raise UsageError(
             f"--model '{name}' is a quantised checkpoint ({method}): its packed weights cannot be trained; "
             "give the unquantised model"

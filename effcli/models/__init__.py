@@ -1,0 +1,1 @@
+"""Models: `source` finds one by name, `build` makes it."""

@@ -1,0 +1,123 @@
+"""From a model that was found to one that can be trained."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from effcli.errors import UsageError
+from effcli.hub import hub_errors
+from effcli.models.source import ModelSource, unusable
+from effcli.optim.patterns import check_patterns, matches
+from effcli.units import ParamInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from effcli.data.columns import Problem
+
+
+def build_model(
+    source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype, meta: bool = False
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Return the model with the head of the task, weights in `dtype`, and what was newly made in it.
+
+    The caller sets the seed first, since a new head is drawn from it. With `meta` no memory is allocated and no weights
+    are read.
+
+    Raises:
+        UsageError: the architecture has no head for the task, or its files cannot be used.
+    """
+    import torch
+    import transformers
+
+    auto, known = {
+        "classification": (
+            transformers.AutoModelForSequenceClassification,
+            transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        ),
+        "causal-lm": (transformers.AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
+    }[problem.task]
+    config = _config_for(source, problem, tokenizer)
+    if type(config) not in known:
+        other = "classification" if problem.task == "causal-lm" else "causal-lm"
+        raise UsageError(
+            f"'{source.name}' ({config.model_type}) has no head for --task {problem.task} in transformers; "
+            f"use --task {other} or another --model"
+        )
+    if problem.task == "causal-lm" and source.sees_following_tokens:
+        raise UsageError(
+            f"'{source.name}' ({config.model_type}) is an encoder: each position sees the tokens that follow, so "
+            "--task causal-lm would learn nothing of use; give a decoder such as gpt2"
+        )
+    if meta:
+        with torch.device("meta"), unusable(source.name, "config.json"):
+            return auto.from_config(config, dtype=dtype), ()
+    if not source.has_weights:
+        with unusable(source.name, "config.json"):
+            return auto.from_config(config, dtype=dtype), ("All weights are random: the model comes without any.",)
+    with unusable(source.name, "weights"), hub_errors("model", source.name, flag="--model"):
+        model, loading = auto.from_pretrained(
+            source.path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    fresh = sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])})
+    return model, (f"Newly made, with random weights: {', '.join(fresh)}.",) if fresh else ()
+
+
+def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Stop training the parameters whose name fits one of the patterns (see `effcli.optim.patterns.matches`).
+
+    Raises:
+        UsageError: a pattern matches nothing, or nothing is left to train.
+    """
+    check_patterns(patterns, (name for name, _ in model.named_parameters()), "--freeze")
+    for name, parameter in model.named_parameters():
+        if matches(name, patterns):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("--freeze leaves nothing to train; give a narrower pattern, such as 'embeddings'")
+
+
+def recompute_activations(model: PreTrainedModel, name: str) -> None:
+    """Make the backward pass recompute the layers' activations.
+
+    Raises:
+        UsageError: the architecture does not support it.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise UsageError(
+            f"--gradient-checkpointing: '{name}' ({model.config.model_type}) cannot recompute activations; leave it out"
+        )
+    model.activation_checkpointing_enable()
+
+
+def parameter_infos(model: torch.nn.Module) -> tuple[ParamInfo, ...]:
+    """Return name, shape, dtype of every parameter; a tied one once, under its first name."""
+    return tuple(
+        ParamInfo(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            trainable=parameter.requires_grad,
+        )
+        for name, parameter in model.named_parameters()
+    )
+
+
+def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+    """Return a copy of the configuration with the task's labels and the tokenizer's padding."""
+    config = copy.deepcopy(source.config)
+    if source.path is None:
+        config.vocab_size = len(tokenizer)
+    if source.tokenizer is None or config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    if problem.task == "classification":
+        config.num_labels = problem.num_labels
+        config.problem_type = problem.problem_type
+        if problem.labels is not None and problem.labels.names:  # scores have none
+            config.id2label = dict(enumerate(problem.labels.names))
+            config.label2id = {label: index for index, label in enumerate(problem.labels.names)}
+    return config
