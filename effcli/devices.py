@@ -28,32 +28,38 @@ def refuse_many_processes() -> None:
 def resolve_device(name: str) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:i`; `auto` takes a CUDA device where there is one.
 
+    Where CUDA has not been initialised in this process, the other cards are hidden from it (`CUDA_VISIBLE_DEVICES`),
+    because Trainer would spread a run over all that it sees; the chosen one is then `cuda:0`.
+
     Raises:
         DeviceError: CUDA was asked for and is not there, or has no such index.
     """
     import torch
 
-    if name != "cpu":
-        _show_one_device(int(name.partition(":")[2] or 0))
+    index = int(name.partition(":")[2] or 0)
+    if name != "cpu" and not torch.cuda.is_initialized():
+        index = _hide_other_devices(index)
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         reason = "is a CPU-only build" if torch.version.cuda is None else "finds no such CUDA device"
         raise DeviceError(f"--device {name}: torch {torch.__version__} {reason}; use --device cpu")
-    return torch.device("cuda", 0)
+    if index >= torch.cuda.device_count():
+        raise DeviceError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
 
 
-def _show_one_device(index: int) -> None:
-    """Leave one device visible, so that no library spreads the run over several (Trainer would use DataParallel)."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return
-    visible = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]
-    if visible or "CUDA_VISIBLE_DEVICES" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            visible[index] if index < len(visible) else str(index) if not visible else ""
-        )
+def _hide_other_devices(index: int) -> int:
+    """Leave the device with this index visible, none where the index is too high; return its index from then on."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
+    else:
+        visible = [item.strip() for item in listed.split(",") if item.strip()]
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else ""
+    return 0
 
 
 def check_precision(precision: str, device: torch.device) -> None:

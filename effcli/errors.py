@@ -81,3 +81,9 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest allowed word, or an empty string."""
     matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its kind where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -8,9 +8,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from effcli.errors import WriteError
+from safetensors import SafetensorError
+
+from effcli.errors import WriteError, first_line
 from effcli.units import MIB
 
+DRAFT = ".writing-"
+"""What the name of a file or folder begins with until it is complete."""
 NEARLY_FULL_BYTES = 16 * MIB
 
 
@@ -20,7 +24,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         WriteError: disk full or read-only.
     """
-    draft = path.with_name(f".writing-{path.name}")
+    draft = path.with_name(f"{DRAFT}{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file:
@@ -40,14 +44,15 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
     Raises:
         WriteError: disk full or read-only.
     """
-    draft = path.with_name(f".writing-{path.name}")
+    draft = path.with_name(f"{DRAFT}{path.name}")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         fill(draft)
+        _flush(draft)
         shutil.rmtree(path, ignore_errors=True)
         draft.rename(path)
-    except (OSError, RuntimeError) as error:  # safetensors raises its own error on a full disk
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors raise their own on a full disk
         shutil.rmtree(draft, ignore_errors=True)
         raise WriteError(f"could not write '{path}': {write_failure(error, path.parent)}") from error
 
@@ -58,4 +63,14 @@ def write_failure(error: Exception, folder: Path) -> str:
         return error.strerror
     if shutil.disk_usage(folder).free < NEARLY_FULL_BYTES:
         return "no space left on the device"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return first_line(error)
+
+
+def _flush(folder: Path) -> None:
+    """Make sure that the files are on the disk before the rename says so."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from effcli.errors import UnreachableError
+from effcli.errors import UnreachableError, UsageError
 
 PROBE_TIMEOUT_S = 2.0
 OFFLINE = "HF_HUB_OFFLINE"
@@ -44,26 +44,41 @@ def hub_errors(what: str, name: str, *, flag: str) -> Iterator[None]:
 
     Raises:
         UnreachableError: the repository is gated, missing, or out of reach.
+        UsageError: the name is no hub id.
     """
     from huggingface_hub import errors
 
     local = f"give a local path with {flag}"
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise UnreachableError(
-            f"{what} '{name}' is gated: ask for access on its hub page and log in with `hf auth login`, or {local}"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise UnreachableError(
-            f"{what} '{name}' was not found on the hub (or is private: `hf auth login`); check the spelling, or {local}"
-        ) from error
-    except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
+    except OSError as error:
+        # transformers raises plain OSError over what the hub library said.
+        causes = [cause for cause in _chain(error) if type(cause).__module__.startswith("huggingface_hub")]
+        kinds = tuple(type(cause) for cause in causes)
+        if any(issubclass(kind, errors.GatedRepoError) for kind in kinds):
+            raise UnreachableError(
+                f"{what} '{name}' is gated: ask for access on its hub page and log in with `hf auth login`, or {local}"
+            ) from error
+        if any(issubclass(kind, errors.RepositoryNotFoundError) for kind in kinds):
+            raise UnreachableError(
+                f"{what} '{name}' was not found on the hub (or is private: `hf auth login`); "
+                f"check the spelling, or {local}"
+            ) from error
+        if any(issubclass(kind, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled) for kind in kinds):
             raise _out_of_reach(what, name, local) from error
-        raise UnreachableError(f"{what} '{name}' is on the hub but lacks a file that is needed; {local}") from error
-    except (errors.HfHubHTTPError, ConnectionError) as error:  # OfflineModeIsEnabled is a ConnectionError
-        raise _out_of_reach(what, name, local) from error
+        if any(issubclass(kind, errors.EntryNotFoundError) for kind in kinds):
+            raise UnreachableError(f"{what} '{name}' is on the hub but lacks a file that is needed; {local}") from error
+        if kinds or isinstance(error, ConnectionError):
+            raise _out_of_reach(what, name, local) from error
+        raise
+    except errors.HFValidationError as error:
+        raise UsageError(f"{what} '{name}' is neither a local path nor a hub id such as owner/name; {local}") from error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _out_of_reach(what: str, name: str, local: str) -> UnreachableError:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
+from effcli.files import DRAFT
 
 RECORD = "record.json"
 RECIPE = "recipe.yaml"
@@ -97,6 +98,8 @@ def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
                 path.unlink(missing_ok=True)
             for path in (folder.model, folder.checkpoints):
                 shutil.rmtree(path, ignore_errors=True)
+        for draft in (*folder.path.glob(f"{DRAFT}*"), *folder.checkpoints.glob(f"{DRAFT}*")):  # left by a kill
+            shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
     except OSError as error:
         raise WriteError(
             f"--out '{folder.path}' cannot be written to: {error.strerror}; choose another folder"

@@ -20,8 +20,6 @@ Scheduler = Literal["linear", "cosine", "constant"]
 Scalar = bool | int | float | str
 Text = Annotated[str, Field(min_length=1)]
 
-TASKS: tuple[str, ...] = ("classification", "causal-lm")
-
 
 LARGEST = 2**31 - 1
 """Largest count that every library below takes."""
@@ -78,7 +76,7 @@ class ModelSpec(Section):
     task: Task | None = None
     """What is learnt; guessed from model and data when not given."""
     freeze: tuple[Text, ...] = ()
-    """Shell-style patterns of parameter names that are not trained."""
+    """Patterns of parameter names that are not trained; without a wildcard, a part of the name."""
 
     _one_pattern_is_a_list = field_validator("freeze", mode="before")(as_list)
 
@@ -155,7 +153,7 @@ class OptimSpec(Section):
     weight_decay: float = Field(default=0.01, ge=0)
     """Decay of weights; biases and normalisation layers are never decayed."""
     keep_32bit: tuple[Text, ...] = ()
-    """Shell-style patterns of parameter names whose 8-bit state stays in 32 bit."""
+    """Patterns of parameter names whose 8-bit state stays in 32 bit; without a wildcard, a part of the name."""
     min_8bit_size: int = Field(default=4096, ge=1, le=LARGEST)
     """Parameters with fewer elements keep 32-bit state in 8-bit optimizers."""
 

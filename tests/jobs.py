@@ -143,11 +143,10 @@ def run_job(
     recorder = Recorder()
     handle = optimizer.register_step_pre_hook(lambda opt, *_: recorder.rates.append(opt.param_groups[0]["lr"]))
     prepare(model, optimizer, schedule)
-    kind = {"classification": "single_label_classification"}.get(task, task)
     loader = EpochLoader(
         made_rows,
         batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42),
-        collate_fn=Collator(0, "right", kind),
+        collate_fn=Collator(0, "right", task),
         generator=torch.Generator().manual_seed(0),
         num_workers=num_workers,
     )

@@ -131,8 +131,8 @@ def test_model_files_that_cannot_be_used_are_named(
 
 def test_a_last_update_that_breaks_the_model_is_a_failure(f1: Path, tmp_path: Path) -> None:
     done = effcli(
-        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "sgd", "--lr", 1e38, "--max-grad-norm", 0,
-        "--max-steps", 1, "--out", tmp_path / "o",
+        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--eval-data", tmp_path / "d.csv", "--optim", "sgd",
+        "--lr", 1e38, "--max-grad-norm", 0, "--max-steps", 1, "--out", tmp_path / "o",
     )  # fmt: skip
     assert done.code == 7, done.stderr
     assert json.loads((tmp_path / "o" / "record.json").read_text())["status"] == "failed"

@@ -27,7 +27,7 @@ LANGUAGE_MODEL = Problem(
 
 
 class FakeTokenizer:
-    pad_token_id = None
+    pad_token_id = 0
     eos_token_id = 9
     padding_side = "right"
 
@@ -145,7 +145,7 @@ def test_rows_are_padded_to_the_longest_of_the_batch(
     side: Literal["left", "right"], ids: list[list[int]], mask: list[list[int]]
 ) -> None:
     rows = [row(5, 6, 7, labels=1, token_type_ids=[0, 1, 1]), row(8, labels=0, token_type_ids=[0])]
-    batch = Collator(0, side, "single_label_classification")(rows)
+    batch = Collator(0, side, "classification")(rows)
     assert batch["input_ids"].tolist() == ids
     assert batch["attention_mask"].tolist() == mask
     assert batch["token_type_ids"].shape == (2, 3)

@@ -92,10 +92,9 @@ def test_a_window_equals_one_batch_scored_by_the_models_own_loss(engine: str, ta
     model = tiny_model(task, family=family)
     made = rows(7, task)
     order = next(iter(EpochBatchSampler(7, 7, 42)))
-    kind = "single_label_classification" if task == "classification" else task
     oracle = copy.deepcopy(model)
     oracle.train()
-    loss = oracle(**Collator(0, "right", kind)([made[index] for index in order])).loss
+    loss = oracle(**Collator(0, "right", task)([made[index] for index in order])).loss
     loss.backward()
     norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in oracle.parameters()))
 
@@ -175,7 +174,7 @@ def test_the_model_is_handed_back_without_autocast(engine: str) -> None:
     outcome = run_job(engine, "classification", num_rows=4, batch_size=2, accum=1, precision="bf16")
     plain = tiny_model("classification")
     plain.load_state_dict(outcome.weights)
-    batch = Collator(0, "right", "single_label_classification")(rows(4, "classification"))
+    batch = Collator(0, "right", "classification")(rows(4, "classification"))
     with torch.no_grad():
         assert torch.equal(outcome.model.eval()(**batch).logits, plain.eval()(**batch).logits)
 

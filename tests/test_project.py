@@ -98,6 +98,27 @@ def test_a_source_file_keeps_the_house_rules(path: Path) -> None:
     assert "click" not in imports_of(path), "typer carries a private click: use typer"
 
 
+def test_the_help_names_every_optimizer_and_the_true_defaults() -> None:
+    from effcli.cli import options
+    from effcli.optim.registry import entries
+    from effcli.spec import RunSpec
+
+    help_of = {
+        name: value.__metadata__[0].help for name, value in vars(options).items() if hasattr(value, "__metadata__")
+    }
+    assert all(entry.name in help_of["Optim"] for entry in entries())
+    spec = RunSpec()
+    for option, default in {
+        "Optim": spec.optim.name, "WeightDecay": spec.optim.weight_decay, "Min8bitSize": spec.optim.min_8bit_size,
+        "Engine": spec.loop.engine, "Device": spec.loop.device, "Precision": spec.loop.precision,
+        "BatchSize": spec.loop.batch_size, "Accum": spec.loop.accum, "Epochs": spec.loop.epochs,
+        "Scheduler": spec.loop.scheduler, "WarmupRatio": f"{spec.loop.warmup_ratio:g}", "Seed": spec.loop.seed,
+        "MaxGradNorm": f"{spec.loop.max_grad_norm:g}", "NumWorkers": spec.loop.num_workers, "Keep": spec.output.keep,
+        "LoggingSteps": spec.output.logging_steps, "Encoding": spec.data.encoding,
+    }.items():  # fmt: skip
+        assert f"Default: {default}." in help_of[option], option
+
+
 def make(*arguments: str) -> list[str]:
     """Return the lines that make prints, run as if not from another make, which hands its settings down."""
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}

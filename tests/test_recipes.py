@@ -199,7 +199,7 @@ def test_set_refuses_what_is_no_field() -> None:
 
 TEXT = st.text(min_size=1, max_size=8)
 TEXTS = st.lists(TEXT, max_size=2, unique=True).map(tuple)
-WHOLE = st.integers(min_value=2, max_value=2**40)
+WHOLE = st.integers(min_value=2, max_value=2**31 - 1)
 REAL = st.floats(min_value=0, max_value=0.99, allow_nan=False)
 SPECS = st.builds(
     RunSpec,
@@ -251,7 +251,7 @@ def test_a_written_recipe_keeps_its_header_and_leaves_no_part_file(tmp_path: Pat
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(WriteError, match="cannot write the recipe"):
+    with pytest.raises(WriteError, match="could not write"):
         recipes.write_recipe(RunSpec(), tmp_path / "file" / "x.yaml", "")
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from effcli import pipeline
 from effcli.errors import InterruptedRunError, UsageError
+from effcli.optim import registry
 from effcli.report.progress import QuietProgress
 
 ENGINES = ("pytorch", "accelerate", "trainer")
@@ -360,6 +361,33 @@ def test_a_parameter_that_gets_no_gradient_is_named(tmp_path: Path) -> None:
     )
     missing = done.record["model"]["gradients_bytes"] - done.record["measured"]["gradients_bytes"]
     assert (missing > 0) == any("never got a gradient" in note for note in done.record["notes"])
+
+
+def test_flags_that_are_not_given_leave_the_recipe_alone(f1: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"model: {{name: {f1}, freeze: [embeddings]}}\ndata: {{text_columns: [b]}}\n"
+        "optim: {name: sgd, args: {momentum: 0.5}}\nloop: {gradient_checkpointing: true, accum: 3}\n"
+    )
+    data = tmp_path / "d.csv"
+    data.write_text("a,b,label\none two,three four,0\nfive six,seven,1\n")
+    spec = effcli("train", "--recipe", recipe, "--data", data, "--accum", 2, "--dry-run", "--json").record["spec"]
+    assert spec["model"]["freeze"] == ["embeddings"]
+    assert spec["data"]["text_columns"] == ["b"]
+    assert spec["optim"]["args"] == {"momentum": 0.5}
+    assert spec["loop"]["gradient_checkpointing"] is True
+    assert spec["loop"]["accum"] == 2
+
+
+@pytest.mark.parametrize("optim", [entry.name for entry in registry.entries()])
+def test_the_demonstration_runs_with_every_optimizer(optim: str, tmp_path: Path) -> None:
+    done = effcli("train", "--optim", optim, "--limit-rows", 40, "--max-steps", 1, "--out", tmp_path / "o", "--json")
+    assert done.record["measured"]["tensors"] == done.record["optimizer"]["tensors"]
+    assert done.record["baselines"]["majority_accuracy"] == pytest.approx(0.6)
+
+
+def test_the_demonstration_runs_with_relative_steps() -> None:
+    assert effcli("train", "--optim", "adafactor", "--optim-arg", "relative_step=true", "--dry-run").code == 0
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(f1: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
 
 
 def interrupt_on_signals() -> None:
-    """Make SIGINT and SIGTERM errors like any other; while updates run, the training session has handlers of its own."""
+    """Make SIGINT and SIGTERM errors like any other; while updates run, the session has its own."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
 

@@ -15,7 +15,7 @@ FIELD_OF = {flag.removeprefix("--").replace("-", "_"): dotted for dotted, flag i
 def given_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections that explicit flags set; a flag that was not given is left to recipe and defaults."""
     given = {
-        FIELD_OF[name]: value for name, value in parameters.items() if name in FIELD_OF and value not in (None, [])
+        FIELD_OF[name]: value for name, value in parameters.items() if name in FIELD_OF and value not in (None, [], ())
     }
     if "optim.args" in given:
         given["optim.args"] = dict(_key_and_value(text) for text in given["optim.args"])

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from effcli.data.columns import Problem
+    from effcli.data.columns import Objective, Problem
     from effcli.data.tokenise import PreparedData
 
-ProblemKind = Literal["single_label_classification", "regression", "causal-lm"]
 IGNORED = -100
 """Label that the loss leaves out; the convention of torch's cross-entropy and of transformers."""
 
@@ -73,7 +72,7 @@ class Collator:
 
     pad_token_id: int
     padding_side: Literal["left", "right"]
-    kind: ProblemKind
+    objective: Objective
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         width = max(len(row["input_ids"]) for row in rows)
@@ -81,10 +80,10 @@ class Collator:
         batch["attention_mask"] = self._padded(rows, "attention_mask", width, 0)
         if "token_type_ids" in rows[0]:
             batch["token_type_ids"] = self._padded(rows, "token_type_ids", width, 0)
-        if self.kind == "causal-lm":
+        if self.objective == "causal-lm":
             batch["labels"] = next_token_labels(batch["input_ids"], batch["attention_mask"])
         else:
-            dtype = torch.float32 if self.kind == "regression" else torch.int64
+            dtype = torch.float32 if self.objective == "regression" else torch.int64
             batch["labels"] = torch.tensor([row["labels"] for row in rows], dtype=dtype)
         return batch
 
@@ -156,11 +155,8 @@ def eval_loader(
 
 
 def _collator(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Collator:
-    """Return the collator; where the tokenizer has no padding token any id does, since the mask hides it."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    pad_token_id = next(int(candidate) for candidate in candidates if candidate is not None)
     side: Literal["left", "right"] = "left" if tokenizer.padding_side == "left" else "right"
-    return Collator(pad_token_id, side, problem.problem_type or "causal-lm")
+    return Collator(int(tokenizer.pad_token_id), side, problem.objective)
 
 
 def _worker_options(num_workers: int, seed: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from effcli.data.source import RawTables
     from effcli.spec import RunSpec, Task
 
+Objective = Literal["classification", "regression", "causal-lm"]
 ProblemType = Literal["single_label_classification", "regression"]
 
 
@@ -32,6 +33,11 @@ class Problem:
     labels: LabelMap | None
     num_labels: int
     notes: tuple[str, ...]
+
+    @property
+    def objective(self) -> Objective:
+        """Return which loss is minimised: the task, or regression where the labels are scores."""
+        return "regression" if self.problem_type == "regression" else self.task
 
 
 def choose(raw: RawTables, spec: RunSpec, *, is_decoder: bool, architectures: tuple[str, ...]) -> Problem:

@@ -6,7 +6,7 @@ import re
 
 from effcli.data.cache import cache_folder
 from effcli.data.files import Splits, Table
-from effcli.errors import DataError, UnreachableError
+from effcli.errors import DataError, UnreachableError, first_line
 from effcli.hub import go_offline_if_unreachable
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
@@ -72,7 +72,7 @@ def _load(name: str, dataset_name: str, config: str | None) -> Splits:
     except ValueError as error:
         reason = str(error)
         if "onfig" not in reason:
-            raise UnreachableError(f"the data set '{name}' could not be loaded: {_first_line(reason)}") from error
+            raise UnreachableError(f"the data set '{name}' could not be loaded: {first_line(error)}") from error
         listed = re.search(r"\[(.*?)\]", reason, re.DOTALL)
         known = listed.group(1).replace("'", "").replace("\n", " ") if listed else ""
         allowed = f"; it has: {known}" if known else ""
@@ -81,17 +81,14 @@ def _load(name: str, dataset_name: str, config: str | None) -> Splits:
         base = name.removesuffix(f"/{config}")
         raise DataError(f"the data set '{base}' has {fault}{allowed}; use --data {base}/{example}") from error
     except (DatasetsError, OSError, RuntimeError) as error:
-        raise UnreachableError(f"the data set '{name}' could not be loaded: {_first_line(str(error))}") from error
+        raise UnreachableError(f"the data set '{name}' could not be loaded: {first_line(error)}") from error
     tables = {split: Table(rows=rows, name=f"{name}, split {split}") for split, rows in loaded.items()}
     return Splits(tables=tables, name=name)
 
 
 def _offline(name: str) -> UnreachableError:
-    import datasets
-
-    reason = "HF_HUB_OFFLINE is set" if datasets.config.HF_HUB_OFFLINE else "no connection"
     return UnreachableError(
-        f"'{name}' is no local path, and the Hugging Face Hub cannot be reached ({reason}); "
+        f"'{name}' is no local path, and the Hub cannot be reached (no network, or HF_HUB_OFFLINE is set); "
         "connect, or use a local file: --data train.csv"
     )
 
@@ -106,7 +103,3 @@ def _refused(name: str, reason: str) -> UnreachableError:
         f"the data set '{name}' was not found: there is no such file or folder here, and no such public data set on "
         "the Hugging Face Hub; check the name, or log in with 'hf auth login' if it is private"
     )
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:200]

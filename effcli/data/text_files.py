@@ -56,5 +56,5 @@ def _undecodable(path: Path, encoding: str, codec: str) -> DataError:
             except UnicodeError:  # utf-16 without the mark that it begins with
                 break
     looks_utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    guess = "utf-16" if looks_utf16 else "utf-8" if encoding.lower() != "utf-8" else "latin-1"
+    guess = "utf-16" if looks_utf16 else "utf-8" if codec != "utf-8-sig" else "latin-1"
     return DataError(f"'{path}', line {line}: the text is not {encoding}{found}; use --encoding {guess}")

@@ -39,16 +39,6 @@ class Position:
     update: int = 0
     updates_per_epoch: int
 
-    @property
-    def epoch(self) -> int:
-        """Return the number of whole epochs done, which is the index of the epoch to go on with."""
-        return self.update // self.updates_per_epoch
-
-    @property
-    def update_in_epoch(self) -> int:
-        """Return the number of updates already done in that epoch."""
-        return self.update % self.updates_per_epoch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
@@ -85,13 +75,6 @@ class Job:
     loop: Loop
     start: Position
     observer: Observer
-
-
-class Engine(Protocol):
-    """Runs the job's updates from `job.start` to `job.loop.total_updates`."""
-
-    def __call__(self, job: Job) -> None:
-        """Drive the job to its end; exceptions of the observer pass through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

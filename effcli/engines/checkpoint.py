@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
 from dataclasses import asdict, dataclass
@@ -15,8 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_model, save_model
 
-from effcli.errors import TrainingFailedError, WriteError
-from effcli.files import write_failure
+from effcli.errors import TrainingFailedError
+from effcli.files import write_folder
 
 WEIGHTS = "model.safetensors"
 TRAINING = "training.pt"
@@ -58,29 +57,20 @@ class CheckpointStore:
             WriteError: the disk is full or the folder is not writable; earlier checkpoints are untouched.
         """
         final = self._folder / f"{PREFIX}{saved.update:08d}"
-        draft = self._folder / f".writing-{saved.update:08d}"
-        try:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-            save_model(model, str(draft / WEIGHTS))
+
+        def fill(folder: Path) -> None:
+            save_model(model, str(folder / WEIGHTS))
             training = {
                 "optimizer": optimizer.state_dict(),
                 "scheduler": scheduler.state_dict(),
                 "random": random_state(),
             }
-            torch.save(training, draft / TRAINING)
-            (draft / PROGRESS).write_text(json.dumps(asdict(saved)), encoding="utf-8")
-            checksums = {name: _checksum(draft / name) for name in FILES}
-            (draft / MANIFEST).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
-            _flush(draft)
-            shutil.rmtree(final, ignore_errors=True)
-            draft.rename(final)
-        except (OSError, RuntimeError) as error:  # torch and safetensors raise their own errors on a full disk
-            shutil.rmtree(draft, ignore_errors=True)
-            raise WriteError(
-                f"could not write the checkpoint '{final}': {write_failure(error, self._folder)}; "
-                f"{'earlier checkpoints are intact' if self.paths() else 'no earlier one exists'}"
-            ) from error
+            torch.save(training, folder / TRAINING)
+            (folder / PROGRESS).write_text(json.dumps(asdict(saved)), encoding="utf-8")
+            checksums = {name: _checksum(folder / name) for name in FILES}
+            (folder / MANIFEST).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
+
+        write_folder(final, fill)
         for old in self.paths()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -107,14 +97,14 @@ def restore(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
-) -> dict[str, Any]:
-    """Load weights, optimizer and schedule from a checkpoint; return the random state for `set_random_state`."""
+) -> None:
+    """Load weights, optimizer, schedule and random state, each tensor in the dtype it was saved in."""
     load_model(model, str(path / WEIGHTS))
     training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
     optimizer.load_state_dict(training["optimizer"])
     _keep_dtypes(optimizer, training["optimizer"])
     scheduler.load_state_dict(training["scheduler"])
-    return training["random"]
+    set_random_state(training["random"])
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -162,13 +152,3 @@ def _intact(path: Path) -> bool:
         return bool(checksums == {name: _checksum(path / name) for name in FILES})
     except (OSError, ValueError):
         return False
-
-
-def _flush(folder: Path) -> None:
-    """Make sure that the files are on the disk before the rename says so."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

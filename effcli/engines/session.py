@@ -16,11 +16,14 @@ from effcli.errors import InterruptedRunError, TrainingFailedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One line of the history; `lr` is the rate that this update used."""
+    """One line of the history; `lr` is the rate that this update used.
+
+    Loss and norm are None where they were not finite, which only the fp16 scaler may let pass.
+    """
 
     update: int
     epoch: float
-    loss: float
+    loss: float | None
     lr: float
     grad_norm: float | None
 
@@ -34,20 +37,24 @@ class Evaluation:
     result: EvalResult
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 @dataclass(slots=True, kw_only=True)
 class TrainingSession:
     """Observer of a run: keeps the history, evaluates, saves, and stops where it is told to.
 
     The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_samples` the rows it
-    took, `evaluate` scores the model (None without evaluation data), `save` writes a checkpoint, `prepare_random`
-    sets the random state before the first forward.
+    took, `evaluate` scores the model (None without evaluation data), `save` writes a checkpoint, `prepare`
+    sets the state that the first update starts from.
     """
 
     start: Position
     total_updates: int
     save_every: int | None
     progress: Progress
-    prepare_random: Callable[[], None]
+    prepare: Callable[[], None]
     read_lr: Callable[[], float]
     read_samples: Callable[[], int]
     evaluate: Callable[[], EvalResult] | None
@@ -59,12 +66,11 @@ class TrainingSession:
     evaluations: list[Evaluation] = field(default_factory=list)
     update: int = 0
     stop_signal: int | None = None
-    saved_update: int | None = None
 
     def train_begin(self) -> None:
         """Set the random state and start the clock."""
         self.update = self.start.update
-        self.prepare_random()
+        self.prepare()
         self.progress.start(first_update=self.start.update, total_updates=self.total_updates)
         self.resume_clock()
 
@@ -84,13 +90,13 @@ class TrainingSession:
         line = Update(
             update=self.update,
             epoch=epoch,
-            loss=result.loss,
+            loss=_finite(result.loss),
             lr=self.read_lr(),
-            grad_norm=result.grad_norm if math.isfinite(result.grad_norm) else None,
+            grad_norm=_finite(result.grad_norm),
         )
         self.history.append(line)
         self.progress.update(
-            update=line.update, epoch=epoch, loss=line.loss, lr=line.lr, num_samples=self.read_samples()
+            update=line.update, epoch=epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
         )
         ends_epoch = self.update % per_epoch == 0
         last = self.update == self.total_updates
@@ -103,7 +109,6 @@ class TrainingSession:
         due = ends_epoch if self.save_every is None else self.update % self.save_every == 0
         if due or last or stop:
             self.save(self)
-            self.saved_update = self.update
         if stop and not last:
             number = self.stop_signal or signal.SIGINT
             raise InterruptedRunError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -18,7 +18,8 @@ from torch.nn import functional
 from effcli.data.batches import IGNORED
 from effcli.engines.base import Batch
 
-Objective = Literal["classification", "regression", "causal-lm"]
+if TYPE_CHECKING:
+    from effcli.data.columns import Objective
 
 
 def windows(batches: Iterable[Batch], accum: int) -> Iterator[list[Batch]]:

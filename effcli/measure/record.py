@@ -13,7 +13,7 @@ from effcli.memory.plan import MemoryPlan
 from effcli.units import StateAmount
 
 SCHEMA_VERSION = 1
-Status = Literal["planned", "running", "completed", "interrupted", "failed"]
+Status = Literal["planned", "completed", "interrupted", "failed"]
 
 
 class ModelFacts(Fact):
@@ -75,7 +75,7 @@ class UpdateFacts(Fact):
 
     update: int
     epoch: float
-    loss: float
+    loss: float | None
     lr: float
     grad_norm: float | None
 

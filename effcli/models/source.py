@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from effcli.errors import EffcliError, UsageError, nearest
+from effcli.errors import EffcliError, UsageError, first_line, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
 
 if TYPE_CHECKING:
@@ -175,8 +175,11 @@ def unusable(name: str, part: str) -> Iterator[None]:
     except EffcliError:
         raise
     except Exception as error:  # parsers, validators and deserialisers raise their own kinds
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines and "weights_only" not in lines[0] else f"not readable ({type(error).__name__})"
+        if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
+            raise
+        reason = first_line(error)
+        if "weights_only" in reason:  # torch advises to switch its safety off
+            reason = "they are not readable"
         raise UsageError(f"--model '{name}': its {part} cannot be used: {reason}") from error
 
 
@@ -204,8 +207,8 @@ def _from_folder(name: str, folder: Path) -> ModelSource:
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
     with unusable(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False) if has_tokenizer else None
-        if tokenizer is not None and not len(tokenizer):
-            raise ValueError("its vocabulary is empty")
+        if tokenizer is not None:
+            tokenizer("a word")  # some damage, such as an empty vocabulary, shows only here
     return ModelSource(
         name=name,
         path=str(folder),
@@ -223,8 +226,10 @@ def _from_hub(name: str) -> ModelSource:
     with hub_errors("model", name, flag="--model"):
         values = json.loads(Path(hf_hub_download(name, "config.json")).read_text(encoding="utf-8"))
         _refuse_quantised(name, values)
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        with unusable(name, "tokenizer"), hub_errors("model", name, flag="--model"):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     return ModelSource(name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer)
 
 

@@ -30,4 +30,4 @@ def check_patterns(patterns: Iterable[str], names: Iterable[str], flag: str) -> 
     for pattern in patterns:
         if not pattern or not any(matches(name, (pattern,)) for name in known):
             example = f"; a name looks like '{known[0]}'" if known else ""
-            raise UsageError(f"{flag} '{pattern}' fits no trainable parameter{example}")
+            raise UsageError(f"{flag} '{pattern}' fits no parameter{example}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from effcli.errors import DeviceError, MissingExtraError, UsageError, nearest
+from effcli.errors import DeviceError, MissingExtraError, UsageError, first_line, nearest
 from effcli.optim import bitsandbytes, native, transformers
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
 from effcli.optim.hyper import resolve_hyper
@@ -47,11 +47,11 @@ def require(entry: OptimizerEntry) -> None:
     except ImportError as error:
         raise MissingExtraError(
             f"optimizer '{entry.name}' needs the package '{entry.package}', which does not import "
-            f"({_first_line(error)}); type: pip install {entry.pip}"
+            f"({first_line(error)}); type: pip install {entry.pip}"
         ) from error
     except (OSError, RuntimeError) as error:
         raise DeviceError(
-            f"the package '{entry.package}' of optimizer '{entry.name}' does not load: {_first_line(error)}"
+            f"the package '{entry.package}' of optimizer '{entry.name}' does not load: {first_line(error)}"
         ) from error
 
 
@@ -69,15 +69,10 @@ def check_works(entry: OptimizerEntry, device: str = "cpu") -> None:
         entry.probe(device)
     except Exception as error:  # upstream raises whatever its backend raises
         raise DeviceError(
-            f"optimizer '{entry.name}' cannot make a step on {device}: {_first_line(error)}; "
+            f"optimizer '{entry.name}' cannot make a step on {device}: {first_line(error)}; "
             "use another --device, or --optim adamw"
         ) from error
 
 
 def _normal(name: str) -> str:
     return name.strip().lower().replace("_", "-")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

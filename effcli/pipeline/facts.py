@@ -19,7 +19,7 @@ from effcli.measure.record import (
     RunRecord,
 )
 from effcli.memory.plan import exact_plan
-from effcli.units import Basis
+from effcli.units import Basis, format_bytes
 
 if TYPE_CHECKING:
     from effcli.pipeline.build import Built
@@ -58,8 +58,18 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
     )
 
 
+def expectation(record: RunRecord) -> str:
+    """Return the sentence that is said before training: predicted bytes, part by part."""
+    model, optimizer = record.model, record.optimizer
+    return (
+        f"Expected before activations: {format_bytes(optimizer.total_before_activations_bytes)} = "
+        f"weights {format_bytes(model.weights_bytes)} + gradients {format_bytes(model.gradients_bytes)} + "
+        f"optimizer state {format_bytes(optimizer.state_bytes)}."
+    )
+
+
 def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
-    """Return versions, machine and device; nothing that identifies a person."""
+    """Return versions, machine and device; no name of host or user beyond the paths that were given."""
     import torch
 
     versions: dict[str, str | None] = {}

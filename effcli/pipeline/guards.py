@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError
+from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,14 +41,19 @@ def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
         text = str(error)
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
             raise
-        half = max(loop.batch_size // 2, 1)
-        smaller = (
-            f"--batch-size {half} --accum {loop.accum * 2} (the same effective batch), " if loop.batch_size > 1 else ""
-        )
-        reason = text.splitlines()[0] if text else "no more memory"
+        advice = []
+        if loop.batch_size % 2 == 0:
+            advice.append(f"--batch-size {loop.batch_size // 2} --accum {loop.accum * 2} (the same effective batch)")
+        elif loop.batch_size > 1:
+            advice.append("a smaller --batch-size")
+        if not loop.gradient_checkpointing:
+            advice.append("--gradient-checkpointing")
+        if not prepared.entry.eight_bit:
+            advice.append("--optim adam8bit")
+        advice.append("a shorter --max-length")
         raise OutOfMemoryError(
-            f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {smaller}"
-            f"--gradient-checkpointing, or --optim adam8bit. The allocator said: {reason}"
+            f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {', or '.join(advice)}. "
+            f"The allocator said: {first_line(error)}"
         ) from error
 
 

@@ -39,7 +39,7 @@ def resolve_spec(
     """
     layers: list[Mapping[str, Any]] = []
     if resume_from is not None:
-        layers.append(read_recipe(str(saved_recipe(resume_from))))
+        layers += [read_recipe(str(saved_recipe(resume_from))), {"output": {"out": resume_from}}]
     if recipe is not None:
         layers.append(read_recipe(recipe))
     layers += [parse_set(text) for text in sets]
@@ -56,12 +56,15 @@ def _demonstration(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if (given.get("model") or {}).get("name") is not None:
         return {}
-    name = (given.get("optim") or {}).get("name") or OptimSpec().name
-    like_adamw = find(name).defaults["lr"] == find("adamw").defaults["lr"]
-    layer: dict[str, Any] = {"optim": {"lr": DEMO_LOOP["lr"]}} if like_adamw else {}
+    optim = given.get("optim") or {}
+    like_adamw = find(optim.get("name") or OptimSpec().name).defaults["lr"] == find("adamw").defaults["lr"]
+    own_rate = str((optim.get("args") or {}).get("relative_step", False)).lower() != "false"
+    layer: dict[str, Any] = {"optim": {"lr": DEMO_LOOP["lr"]}} if like_adamw and not own_rate else {}
     if (given.get("data") or {}).get("train") is not None:
         return layer
-    loop = {key: DEMO_LOOP[key] for key in ("batch_size", "epochs", "warmup_ratio")}
+    loop = {key: DEMO_LOOP[key] for key in ("batch_size", "epochs")}
+    if not own_rate:
+        loop["warmup_ratio"] = DEMO_LOOP["warmup_ratio"]
     return {**layer, "loop": loop, "data": {"max_length": DEMO_LOOP["max_length"]}}
 
 

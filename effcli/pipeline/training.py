@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import set_seed
 
 from effcli.data.batches import eval_loader, train_loader
 from effcli.engines.base import EvalResult, Job, Loop, Position
-from effcli.engines.checkpoint import CheckpointStore, Saved, restore, set_random_state
+from effcli.engines.checkpoint import CheckpointStore, Saved, restore
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession, Update
 from effcli.engines.window import WindowLoss
@@ -28,7 +29,7 @@ from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.optim.learning_rate import current_lr
 from effcli.pipeline.build import Built, build, build_scheduler
-from effcli.pipeline.facts import planned_record
+from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.guards import explained_out_of_memory, refuse_weights_that_are_not_finite, without_cache
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resolve import changed_fields
@@ -55,16 +56,20 @@ def train(
     spec = spec.model_copy(update={"output": spec.output.model_copy(update={"out": out})})
     folder = check_run_folder(out, resume=resume, overwrite=overwrite)
     prepared = prepare(spec, progress)
-    built = build(prepared, meta=False)
+    with explained_out_of_memory(prepared):
+        built = build(prepared, meta=False)
+    record = planned_record(prepared, built, out=out)
     for note in built.notes:
         progress.note(note)
-    run = _Run(prepared, built, folder, progress, planned_record(prepared, built, out=out))
+    progress.note(expectation(record))
+    run = _Run(prepared, built, folder, progress, record)
     if resume:
         run.resume()
     open_run_folder(folder, overwrite=overwrite)
-    write_recipe(
-        prepared.spec, folder.recipe, f"Purpose: the run in {out}\nCommand: effcli train --recipe {folder.recipe}"
-    )
+    # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
+    again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})
+    command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
+    write_recipe(again, folder.recipe, f"Purpose: the run in {out}\nCommand: {command}")
     return run.execute(stop_after_updates)
 
 
@@ -82,9 +87,7 @@ class _Run:
         self._probe = StepProbe(model, self._optimizer, current_lr)
         self._meter = ThroughputMeter(model, time.perf_counter)
         self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep)
-        self._window_loss = WindowLoss(
-            "regression" if prepared.problem.problem_type == "regression" else prepared.problem.task
-        )
+        self._window_loss = WindowLoss(prepared.problem.objective)
         self._loop = Loop(
             device=prepared.device,
             precision=spec.loop.precision,
@@ -98,7 +101,7 @@ class _Run:
         self._start = Position(updates_per_epoch=prepared.updates_per_epoch)
         self._history: list[Update] = []
         self._evaluations: list[Evaluation] = []
-        self._random: dict[str, Any] | None = None
+        self._checkpoint: Path | None = None
 
     def resume(self) -> None:
         """Go on from the newest intact checkpoint; without one, from the start.
@@ -130,7 +133,7 @@ class _Run:
             raise UsageError(
                 f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
             )
-        self._random = restore(path, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
+        self._checkpoint = path
         self._start = Position(update=saved.update, updates_per_epoch=self._loop.updates_per_epoch)
         self._history = [Update(**line) for line in saved.history]
         self._evaluations = [
@@ -146,7 +149,7 @@ class _Run:
             total_updates=self._loop.total_updates,
             save_every=spec.output.save_every,
             progress=self._progress,
-            prepare_random=self._prepare_random,
+            prepare=self._begin,
             read_lr=lambda: self._probe.last_lr,
             read_samples=self._meter.rows_since_last,
             evaluate=self._evaluation(),
@@ -181,6 +184,8 @@ class _Run:
             with session.stopping_on_signals(), without_cache(self._model), explained_out_of_memory(prepared):
                 if session.update < self._loop.total_updates:
                     engine.run(job)
+                else:
+                    self._begin()
             refuse_weights_that_are_not_finite(self._model)
             write_folder(self._folder.model, self._save_model)
         except BaseException as error:
@@ -193,11 +198,15 @@ class _Run:
             self._meter.detach()
         return self._finish(session, "completed", None)
 
-    def _prepare_random(self) -> None:
-        if self._random is None:
+    def _begin(self) -> None:
+        """Set the state that the first update starts from.
+
+        Called after the engine's preparation, which in accelerate casts the optimizer's state once more.
+        """
+        if self._checkpoint is None:
             set_seed(self._prepared.spec.loop.seed)
         else:
-            set_random_state(self._random)
+            restore(self._checkpoint, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
 
     def _evaluation(self) -> Callable[[], EvalResult] | None:
         """Return what scores the model on the evaluation rows; None where there are none."""

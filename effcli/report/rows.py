@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from effcli.measure.record import RunRecord
@@ -81,11 +82,17 @@ def memory_rows(record: RunRecord) -> list[MemoryRow]:
     total = MemoryRow(
         label="total before activations",
         estimated=optimizer.total_before_activations_bytes,
-        measured=sum(row.measured or 0 for row in parts) if measured else None,
+        measured=_sum(row.measured for row in parts),
         basis=max(basis.values(), key=_looseness),
         is_sum=True,
     )
     return [*parts, *_state_details(record), total, *_peak_rows(record)]
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """Return the sum; None where a part is missing, because a smaller total would mislead."""
+    known = list(amounts)
+    return None if None in known else sum(amount for amount in known if amount is not None)
 
 
 def _looseness(basis: str) -> int:

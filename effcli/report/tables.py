@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NOT_AVAILABLE = "n/a"
 _RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
-_LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold", "running": "bold yellow"}
+_LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 
 
 def render_run(record: RunRecord, console: Console, *, notes: bool = True) -> None:
@@ -194,7 +194,10 @@ def _evaluation_table(record: RunRecord) -> Table:
 def _results(record: RunRecord) -> Iterable[tuple[str, str]]:
     if record.history:
         first, last = record.history[0], record.history[-1]
-        ends = (f"{line.loss:.4f} at update {format_count(line.update)}" for line in (first, last))
+        ends = (
+            f"{'n/a' if line.loss is None else f'{line.loss:.4f}'} at update {format_count(line.update)}"
+            for line in (first, last)
+        )
         yield "training", f"loss {', '.join(ends)}, lr {rate(last.lr)}"
     if (speed := record.throughput) is not None:
         updates, samples = f"{speed.updates_per_second:,.2f} updates/s", f"{speed.samples_per_second:,.1f} samples/s"
