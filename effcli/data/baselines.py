@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from effcli.data.scores import classification_scores
+
 
 def baselines(
     train_texts: Sequence[tuple[str, ...]],
@@ -17,10 +19,11 @@ def baselines(
     A text is a tuple of its columns. F1 is that of label 1 where train and eval hold at most two labels, 0 and 1, and
     macro above, as for the model itself.
     """
-    binary = set(train_labels) | set(eval_labels) <= {0, 1}
-    majority = _majority(train_labels)
-    majority_accuracy, majority_f1 = _scores([majority] * len(eval_labels), eval_labels, binary=binary)
-    words_accuracy, words_f1 = _scores(_bag_of_words(train_texts, train_labels, eval_texts), eval_labels, binary=binary)
+    num_labels = max(*train_labels, *eval_labels) + 1
+    majority = [_majority(train_labels)] * len(eval_labels)
+    words = _bag_of_words(train_texts, train_labels, eval_texts)
+    majority_accuracy, majority_f1 = classification_scores(eval_labels, majority, num_labels=num_labels)
+    words_accuracy, words_f1 = classification_scores(eval_labels, words, num_labels=num_labels)
     return {
         "majority_accuracy": majority_accuracy,
         "majority_f1": majority_f1,
@@ -59,11 +62,3 @@ def _bag_of_words(
 def _column_words(columns: tuple[str, ...]) -> list[str]:
     """Return the lower-case words, each marked with the number of its column: 'cat' left is not 'cat' right."""
     return [f"{number}:{word}" for number, text in enumerate(columns) for word in text.lower().split()]
-
-
-def _scores(predicted: Sequence[int], truth: Sequence[int], *, binary: bool) -> tuple[float, float]:
-    """Return accuracy and F1."""
-    from sklearn.metrics import accuracy_score, f1_score
-
-    f1 = f1_score(truth, predicted, average="binary" if binary else "macro", zero_division=0.0)
-    return float(accuracy_score(truth, predicted)), float(f1)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from effcli.data.scores import classification_scores
 from effcli.engines.base import Batch, EvalResult
 from effcli.engines.precision import autocast
 from effcli.engines.window import WindowLoss, count_items
@@ -48,12 +49,3 @@ def evaluate(
     if window_loss.objective == "causal-lm":
         return EvalResult(loss=loss, perplexity=math.exp(min(loss, 700.0)))
     return EvalResult(loss=loss)
-
-
-def classification_scores(expected: list[int], predicted: list[int], *, num_labels: int) -> tuple[float, float]:
-    """Return accuracy and F1: of label 1 when there are two labels, the unweighted mean over labels above that."""
-    from sklearn.metrics import accuracy_score, f1_score  # slow to import, needed only here
-
-    average = "binary" if num_labels == 2 else "macro"
-    f1 = f1_score(expected, predicted, average=average, zero_division=0.0)
-    return float(accuracy_score(expected, predicted)), float(f1)
