@@ -357,7 +357,9 @@ def test_the_known_sizes_of_distilbert_stand_in_the_headers() -> None:
 def test_list_shows_every_name_and_one_json_document() -> None:
     result = CliRunner().invoke(app, ["list"])
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.stdout.splitlines()] == NAMES
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == NAMES
+    assert max(map(len, lines)) <= 80
     document = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
     assert [row["name"] for row in document["recipes"]] == NAMES
 

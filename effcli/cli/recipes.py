@@ -18,6 +18,7 @@ def list_command(
 ) -> None:
     """Show the name, the purpose and the memory before activations of every recipe."""
     import json
+    import textwrap
 
     from effcli.recipes import list_recipes
     from effcli.units import format_bytes
@@ -36,11 +37,11 @@ def list_command(
         ]
         typer.echo(json.dumps({"command": "recipes list", "recipes": rows}, indent=2))
         return
-    width = max((len(info.name) for info in recipes), default=0)
     for info in recipes:
         total = info.memory_bytes.get("total")
-        memory = f" ({format_bytes(total)} before activations)" if total is not None else ""
-        typer.echo(f"{info.name:<{width}}  {info.purpose}{memory}")
+        memory = f"  {format_bytes(total)} before activations" if total is not None else ""
+        typer.echo(f"{info.name}{memory}")
+        typer.echo(textwrap.fill(info.purpose, width=78, initial_indent="  ", subsequent_indent="  "))
 
 
 @app.command()
