@@ -31,6 +31,7 @@ def test_real_weights_get_a_new_head_alone(minilm: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_sentence_encoder_learns_sentiment(minilm: Path, tmp_path: Path) -> None:
     if not SENTENCES.is_dir():
         pytest.skip(f"no sentences at {SENTENCES}")
