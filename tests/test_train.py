@@ -58,6 +58,7 @@ def test_a_run_leaves_a_record_a_recipe_and_a_model_that_loads(f1: Path, tmp_pat
     model = AutoModelForSequenceClassification.from_pretrained(out / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
     assert model.config.id2label == {0: "0", 1: "1"}
+    assert "Classes: 0 = 0, 1 = 1. F1 is that of 1." in done.stderr
     texts, labels = zip(*(line.split(",") for line in data.read_text().splitlines()[1:]), strict=True)
     with torch.no_grad():
         logits = model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits
@@ -268,7 +269,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(f1: Path, tmp_path: Path) 
     newest.write_bytes(content)
     done = effcli("train", "--out", out, "--resume", "--json")
     assert "update-00000003' is damaged" in done.stderr
-    assert "resumed after update 2" in done.stderr
+    assert "Resumed after update 2 of 4." in done.stderr
     assert [line["update"] for line in done.record["history"]] == [1, 2, 3, 4]
 
 
@@ -288,6 +289,9 @@ def test_resume_refuses_what_would_change_what_is_learnt(f1: Path, tmp_path: Pat
     assert "--lr" in error
     done = effcli("train", "--out", out, "--resume", "--epochs", 4, "--json")
     assert done.record["total_updates"] == 12
+    assert "Resumed after update 2 of 12." in done.record["notes"]
+    assert any("was to end at update 9" in note for note in done.record["notes"])
+    assert not any("random" in note for note in done.record["notes"])
     assert "complete" in effcli("train", "--out", out, "--resume").error
 
 

@@ -27,11 +27,12 @@ PREFIX = "update-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds beside tensors: where it stands, specification, number of rows, history."""
+    """What a checkpoint holds beside tensors: where it stands, specification, rows, length, history."""
 
     update: int
     spec: dict[str, Any]
     train_rows: int
+    total_updates: int
     history: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
 

@@ -93,7 +93,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
 
     raw = load_tables(spec.data)
     problem = choose(raw, spec, is_decoder=source.is_decoder, architectures=source.architectures)
-    say(*raw.notes, *problem.notes)
+    say(*raw.notes, *problem.notes, *_classes(problem))
 
     def build(**settings: Any) -> PreTrainedTokenizerBase:
         if source.path is not None:
@@ -166,6 +166,18 @@ def _resolved(spec: RunSpec, *, hyper: Any, entry: OptimizerEntry, problem: Prob
             "optim": spec.optim.model_copy(update={"name": entry.name, "lr": hyper["lr"]}),
         }
     )
+
+
+def _classes(problem: Problem) -> tuple[str, ...]:
+    """Return which class is which, and whose F1 is reported."""
+    if problem.objective != "classification" or problem.labels is None:
+        return ()
+    names = problem.labels.names
+    listed = ", ".join(f"{index} = {name}" for index, name in enumerate(names[:5])) + (
+        ", ..." if len(names) > 5 else ""
+    )
+    f1 = f"F1 is that of {names[1]}" if len(names) == 2 else "F1 is the unweighted mean over classes"
+    return (f"Classes: {listed}. {f1}.",)
 
 
 def _rows(count: int) -> str:

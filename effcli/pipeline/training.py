@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import set_seed
-
-from effcli.data.batches import eval_loader, train_loader
-from effcli.engines.base import EvalResult, Job, Loop, Position
-from effcli.engines.checkpoint import CheckpointStore, Saved, restore
-from effcli.engines.evaluate import evaluate
-from effcli.engines.session import Evaluation, TrainingSession, Update
-from effcli.engines.window import WindowLoss
-from effcli.errors import InterruptedRunError, UsageError
-from effcli.files import write_folder, write_text
-from effcli.flags import field_label
-from effcli.measure.nvml import read_nvml
-from effcli.measure.optimizer_size import inspect_optimizer
-from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
-from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
-from effcli.measure.throughput import ThroughputMeter
-from effcli.optim.learning_rate import current_lr
-from effcli.pipeline.build import Built, build, build_scheduler
+from effcli.errors import UsageError
+from effcli.measure.record import RunRecord
+from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
-from effcli.pipeline.guards import explained_out_of_memory, refuse_weights_that_are_not_finite, without_cache
-from effcli.pipeline.prepare import Prepared, prepare
-from effcli.pipeline.resolve import changed_fields
+from effcli.pipeline.guards import explained_out_of_memory
+from effcli.pipeline.prepare import prepare
+from effcli.pipeline.run import Run
 from effcli.recipes import write_recipe
-from effcli.run_folder import RunFolder, check_run_folder, dated_name, open_run_folder
+from effcli.run_folder import check_run_folder, dated_name, open_run_folder
 from effcli.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -58,11 +39,13 @@ def train(
     prepared = prepare(spec, progress)
     with explained_out_of_memory(prepared):
         built = build(prepared, meta=False)
+    if resume:  # the weights come from the checkpoint, whatever they were made of at first
+        built = replace(built, notes=())
     record = planned_record(prepared, built, out=out)
     for note in built.notes:
         progress.note(note)
     progress.note(expectation(record))
-    run = _Run(prepared, built, folder, progress, record)
+    run = Run(prepared, built, folder, progress, record)
     if resume:
         run.resume()
     open_run_folder(folder, overwrite=overwrite)
@@ -71,224 +54,3 @@ def train(
     command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
     write_recipe(again, folder.recipe, f"Purpose: the run in {out}\nCommand: {command}")
     return run.execute(stop_after_updates)
-
-
-class _Run:
-    """The objects of one run while it lasts."""
-
-    def __init__(
-        self, prepared: Prepared, built: Built, folder: RunFolder, progress: Progress, record: RunRecord
-    ) -> None:
-        spec, model = prepared.spec, built.model
-        self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
-        self._record = record
-        self._optimizer = prepared.entry.build(built.groups, prepared.hyper)
-        self._scheduler = build_scheduler(prepared, self._optimizer)
-        self._probe = StepProbe(model, self._optimizer, current_lr)
-        self._meter = ThroughputMeter(model, time.perf_counter)
-        self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep)
-        self._window_loss = WindowLoss(prepared.problem.objective)
-        self._loop = Loop(
-            device=prepared.device,
-            precision=spec.loop.precision,
-            batch_size=spec.loop.batch_size,
-            accum=spec.loop.accum,
-            max_grad_norm=spec.loop.max_grad_norm,
-            updates_per_epoch=prepared.updates_per_epoch,
-            total_updates=prepared.total_updates,
-            seed=spec.loop.seed,
-        )
-        self._start = Position(updates_per_epoch=prepared.updates_per_epoch)
-        self._history: list[Update] = []
-        self._evaluations: list[Evaluation] = []
-        self._checkpoint: Path | None = None
-
-    def resume(self) -> None:
-        """Go on from the newest intact checkpoint; without one, from the start.
-
-        Raises:
-            UsageError: the specification changed in what is learnt, or the run is already complete.
-            TrainingFailedError: there are checkpoints and all of them are damaged.
-        """
-        found = self._store.newest_intact()
-        if found is None:
-            self._progress.note("no checkpoint yet: starting from the first update")
-            return
-        path, saved, damaged = found
-        for broken in damaged:
-            self._progress.note(f"checkpoint '{broken}' is damaged: going on from the one before it")
-        changed = changed_fields(saved.spec, self._prepared.spec.model_dump(mode="json"))
-        if changed:
-            raise UsageError(
-                f"--resume: the run was started with other values of {', '.join(map(field_label, changed))}; "
-                "keep them, or start anew with --overwrite"
-            )
-        rows = self._prepared.data.train_rows
-        if saved.train_rows != rows:
-            raise UsageError(
-                f"--resume: the training data had {saved.train_rows:,} rows and has {rows:,} now; "
-                "restore it, or start anew with --overwrite"
-            )
-        if saved.update >= self._loop.total_updates and self._folder.model.is_dir():
-            raise UsageError(
-                f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
-            )
-        self._checkpoint = path
-        self._start = Position(update=saved.update, updates_per_epoch=self._loop.updates_per_epoch)
-        self._history = [Update(**line) for line in saved.history]
-        self._evaluations = [
-            Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations
-        ]
-        self._progress.note(f"resumed after update {saved.update} of {self._loop.total_updates}")
-
-    def execute(self, stop_after_updates: int | None) -> RunRecord:
-        """Run the engine to its end and return the saved record; see `train` for what it raises."""
-        spec, prepared = self._prepared.spec, self._prepared
-        session = TrainingSession(
-            start=self._start,
-            total_updates=self._loop.total_updates,
-            save_every=spec.output.save_every,
-            progress=self._progress,
-            prepare=self._begin,
-            read_lr=lambda: self._probe.last_lr,
-            read_samples=self._meter.rows_since_last,
-            evaluate=self._evaluation(),
-            save=self._save_checkpoint,
-            pause_clock=self._meter.pause,
-            resume_clock=self._meter.resume,
-            stop_after=stop_after_updates,
-            update=self._start.update,
-            history=self._history,
-            evaluations=self._evaluations,
-        )
-        job = Job(
-            model=self._model,
-            optimizer=self._optimizer,
-            scheduler=self._scheduler,
-            loader=train_loader(
-                prepared.data,
-                prepared.problem,
-                prepared.tokenizer,
-                batch_size=spec.loop.batch_size,
-                seed=spec.loop.seed,
-                num_workers=spec.loop.num_workers,
-            ),
-            window_loss=self._window_loss,
-            loop=self._loop,
-            start=self._start,
-            observer=session,
-        )
-        engine = import_module(f"effcli.engines.{spec.loop.engine}")
-        reset_cuda_peak(prepared.device)
-        try:
-            with session.stopping_on_signals(), without_cache(self._model), explained_out_of_memory(prepared):
-                if session.update < self._loop.total_updates:
-                    engine.run(job)
-                else:
-                    self._begin()
-            refuse_weights_that_are_not_finite(self._model)
-            write_folder(self._folder.model, self._save_model)
-        except BaseException as error:
-            interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
-            self._finish(session, "interrupted" if interrupted else "failed", str(error) or type(error).__name__)
-            raise
-        finally:
-            self._progress.stop()
-            self._probe.detach()
-            self._meter.detach()
-        return self._finish(session, "completed", None)
-
-    def _begin(self) -> None:
-        """Set the state that the first update starts from.
-
-        Called after the engine's preparation, which in accelerate casts the optimizer's state once more.
-        """
-        if self._checkpoint is None:
-            set_seed(self._prepared.spec.loop.seed)
-        else:
-            restore(self._checkpoint, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
-
-    def _evaluation(self) -> Callable[[], EvalResult] | None:
-        """Return what scores the model on the evaluation rows; None where there are none."""
-        prepared = self._prepared
-        loop = prepared.spec.loop
-        loader = eval_loader(
-            prepared.data,
-            prepared.problem,
-            prepared.tokenizer,
-            batch_size=loop.eval_batch_size or loop.batch_size,
-            num_workers=loop.num_workers,
-        )
-        if loader is None:
-            return None
-        return lambda: evaluate(
-            self._model, loader, self._window_loss, device=prepared.device, precision=loop.precision
-        )
-
-    def _save_checkpoint(self, session: TrainingSession) -> None:
-        saved = Saved(
-            update=session.update,
-            spec=self._prepared.spec.model_dump(mode="json"),
-            train_rows=self._prepared.data.train_rows,
-            history=[asdict(line) for line in session.history],
-            evaluations=[asdict(line) for line in session.evaluations],
-        )
-        self._store.save(saved, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
-
-    def _save_model(self, path: Path) -> None:
-        self._model.save_pretrained(path)
-        self._prepared.tokenizer.save_pretrained(path)
-
-    def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
-        """Return the final record after writing it."""
-        updates = session.update - self._start.update
-        record = self._record.model_copy(
-            update={
-                "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
-                "eval": tuple(_eval_facts(line) for line in session.evaluations),
-                "measured": self._measured() if updates else None,
-                "throughput": self._meter.result(updates) if updates else None,
-                "notes": (*self._record.notes, *self._without_gradient()),
-                "status": status,
-                "failure": failure,
-            }
-        )
-        write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
-        return record
-
-    def _without_gradient(self) -> tuple[str, ...]:
-        """Return a note on parameters that the plan counts but the forward never uses."""
-        names = self._probe.without_gradient
-        if not names:
-            return ()
-        listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        return (
-            f"{len(names)} trainable tensors never got a gradient, so they have none and no optimizer state: {listed}. "
-            "The estimate counts them.",
-        )
-
-    def _measured(self) -> Measured:
-        size = inspect_optimizer(self._optimizer)
-        device = self._prepared.device
-        return Measured(
-            weights_bytes=self._probe.weights_bytes,
-            gradients_bytes=self._probe.gradients_bytes,
-            optimizer_state_bytes=size.state_bytes,
-            optimizer_state_elements=size.state_elements,
-            tensors=size.tensors,
-            peak_allocated_bytes=cuda_peak_allocated_bytes(device),
-            peak_rss_bytes=peak_rss_bytes(),
-            nvml=read_nvml(device),
-        )
-
-
-def _eval_facts(evaluation: Evaluation) -> EvalFacts:
-    result = evaluation.result
-    return EvalFacts(
-        epoch=evaluation.epoch,
-        update=evaluation.update,
-        eval_loss=result.loss,
-        eval_accuracy=result.accuracy,
-        eval_f1=result.f1,
-        eval_perplexity=result.perplexity,
-    )

@@ -35,7 +35,7 @@ def render_run(record: RunRecord, console: Console, *, notes: bool = True) -> No
     parts: list[RenderableType] = [Group(_headline(record), _facts(_identity(record)))]
     parts += [_memory_table(record), _facts(_remarks(record))]
     parts.append(_exact_table(record))
-    if record.eval or record.baselines:
+    if record.eval or (record.baselines and record.status != "planned"):
         parts.append(_evaluation_table(record))
     parts.append(_facts(_results(record)))
     if notes:
@@ -126,6 +126,8 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
     if plan is None or plan.peak_allocated_bytes is None:
         yield "total", "a lower bound: activations and temporaries come on top"
     if measured is None:
+        if plan is None or plan.peak_allocated_bytes is None:
+            yield "peak", "n/a: activations are not predicted yet; a run measures it"
         return
     if measured.peak_allocated_bytes is not None or runs_on_cuda(record):
         yield "peak", "allocated: the most that tensors took at once, activations included"
