@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
-from effcli.engines.base import Job, Loop, Position, UpdateResult
+from effcli.engines.base import Job, Loop, UpdateResult
 from effcli.engines.window import WindowLoss
 from effcli.optim.groups import decay_groups
 
@@ -166,7 +166,7 @@ def run_job(
             total_updates=total,
             seed=42,
         ),
-        start=Position(update=start, updates_per_epoch=per_epoch),
+        start_update=start,
         observer=recorder,
     )
     import_module(f"effcli.engines.{engine}").run(job)

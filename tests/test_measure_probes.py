@@ -140,8 +140,8 @@ def test_only_training_counts_in_rows_tokens_and_seconds() -> None:
     model(**batch(100, kept=8))
     clock.now = 50.0
     model.train()
-    meter.resume()
-    meter.resume()
+    meter.start()
+    meter.start()
     model(**batch(2, kept=3))
     clock.now = 52.0
     meter.pause()
@@ -169,7 +169,7 @@ def test_a_stretch_that_is_not_closed_belongs_to_no_update() -> None:
     clock.now = 1.0
     assert meter.result(1) is None
     meter.pause()
-    meter.resume()
+    meter.start()
     model(**batch(4, kept=5))
     clock.now = 100.0
     assert meter.result(1).samples_per_second == 4.0

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Silence the progress bars of `datasets` and of the Hub, and warnings, and restore them afterwards."""
+    """Silence the progress bars of `datasets` and of the Hub, and the log, and restore them afterwards."""
     import datasets
     from datasets.utils import logging
     from huggingface_hub.utils.tqdm import (
@@ -43,7 +43,7 @@ def quiet_datasets() -> Iterator[None]:
     verbosity = logging.get_verbosity()
     datasets.disable_progress_bars()
     disable_progress_bars()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.CRITICAL)  # it also logs the errors that it raises
     try:
         yield
     finally:

@@ -26,15 +26,15 @@ def run(job: Job) -> None:
     GradientState._reset_state()
     accelerator = Accelerator(mixed_precision=MIXED_PRECISION[loop.precision], cpu=loop.device.type == "cpu")
     model, optimizer, loader = accelerator.prepare(job.model, job.optimizer, job.loader)
-    update = job.start.update
+    update = job.start_update
     job.observer.train_begin()
+    model.train()
 
     while update < loop.total_updates:
         # On the prepared loader: it counts its own iterations and would set the sampler's epoch back to that count.
         loader.set_epoch(update // loop.updates_per_epoch)
         job.loader.skip_next(update % loop.updates_per_epoch * loop.accum)
         for window in windows(loader, loop.accum):
-            model.train()
             num_items = sum(count_items(batch["labels"]) for batch in window)
             loss = 0.0
             for index, batch in enumerate(window):

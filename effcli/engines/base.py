@@ -33,14 +33,6 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """Where a run stands, in whole updates; always an update boundary."""
-
-    update: int = 0
-    updates_per_epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
     """What an engine knows after one update.
 
@@ -65,7 +57,10 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Everything an engine drives; built by the pipeline, the model already on its device."""
+    """Everything an engine drives; built by the pipeline, the model already on its device.
+
+    `start_update` is the number of updates already done, 0 unless a run is resumed.
+    """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -73,7 +68,7 @@ class Job:
     loader: EpochLoader
     window_loss: WindowLoss
     loop: Loop
-    start: Position
+    start_update: int
     observer: Observer
 
 

@@ -15,14 +15,14 @@ def run(job: Job) -> None:
     loop, model, optimizer = job.loop, job.model, job.optimizer
     scaler = torch.amp.GradScaler(loop.device.type, enabled=loop.precision == "fp16")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    update = job.start.update
+    update = job.start_update
     job.observer.train_begin()
+    model.train()
 
     while update < loop.total_updates:
         job.loader.set_epoch(update // loop.updates_per_epoch)
         job.loader.skip_next(update % loop.updates_per_epoch * loop.accum)
         for window in windows(job.loader, loop.accum):
-            model.train()
             num_items = sum(count_items(batch["labels"]) for batch in window)
             loss = sum(_micro_step(job, scaler, batch, num_items) for batch in window)
 

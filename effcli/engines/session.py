@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from effcli.engines.base import EvalResult, Position, Progress, UpdateResult
+from effcli.engines.base import EvalResult, Progress, UpdateResult
 from effcli.errors import InterruptedRunError, TrainingFailedError
 
 
@@ -50,7 +50,8 @@ class TrainingSession:
     sets the state that the first update starts from.
     """
 
-    start: Position
+    start_update: int
+    updates_per_epoch: int
     total_updates: int
     save_every: int | None
     progress: Progress
@@ -60,7 +61,7 @@ class TrainingSession:
     evaluate: Callable[[], EvalResult] | None
     save: Callable[[TrainingSession], Any]
     pause_clock: Callable[[], None] = lambda: None
-    resume_clock: Callable[[], None] = lambda: None
+    start_clock: Callable[[], None] = lambda: None
     stop_after: int | None = None
     history: list[Update] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -69,10 +70,10 @@ class TrainingSession:
 
     def train_begin(self) -> None:
         """Set the random state and start the clock."""
-        self.update = self.start.update
+        self.update = self.start_update
         self.prepare()
-        self.progress.start(first_update=self.start.update, total_updates=self.total_updates)
-        self.resume_clock()
+        self.progress.start(first_update=self.start_update, total_updates=self.total_updates)
+        self.start_clock()
 
     def after_update(self, result: UpdateResult) -> None:
         """Record one update; evaluate and save where the epoch or the run ends.
@@ -85,8 +86,7 @@ class TrainingSession:
         self.pause_clock()
         self.update += 1
         self._check_finite(result)
-        per_epoch = self.start.updates_per_epoch
-        epoch = self.update / per_epoch
+        epoch = self.update / self.updates_per_epoch
         line = Update(
             update=self.update,
             epoch=epoch,
@@ -98,7 +98,7 @@ class TrainingSession:
         self.progress.update(
             update=line.update, epoch=epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
         )
-        ends_epoch = self.update % per_epoch == 0
+        ends_epoch = self.update % self.updates_per_epoch == 0
         last = self.update == self.total_updates
         if self.evaluate is not None and (ends_epoch or last):
             evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
@@ -116,7 +116,7 @@ class TrainingSession:
                 "continue with the same command and --resume",
                 signal_number=number,
             )
-        self.resume_clock()
+        self.start_clock()
 
     def _check_finite(self, result: UpdateResult) -> None:
         for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):

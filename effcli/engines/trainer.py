@@ -20,7 +20,7 @@ def run(job: Job) -> None:
         trainer = _JobTrainer(job, arguments)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(_Forward(job))
-        resume = _write_state(job, arguments, Path(folder)) if job.start.update else None
+        resume = _write_state(job, arguments, Path(folder)) if job.start_update else None
         trainer.train(resume_from_checkpoint=resume)
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
 
@@ -86,10 +86,10 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
 
 
 def _write_state(job: Job, arguments: TrainingArguments, folder: Path) -> str:
-    """Write the only file that Trainer needs to go on from `job.start`; return its folder."""
+    """Write the only file that Trainer needs to go on from `job.start_update`; return its folder."""
     state = TrainerState(
-        global_step=job.start.update,
-        epoch=job.start.update / job.start.updates_per_epoch,
+        global_step=job.start_update,
+        epoch=job.start_update / job.loop.updates_per_epoch,
         train_batch_size=job.loop.batch_size,
     )
     state.compute_steps(arguments, job.loop.total_updates)

@@ -36,8 +36,6 @@ class ThroughputMeter:
         if self._started_s is None:
             self._started_s = self._clock()
 
-    resume = start
-
     def pause(self) -> None:
         """Close the stretch, and with it the rows and tokens counted in it; nothing when none is going on."""
         if self._started_s is not None:

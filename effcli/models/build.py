@@ -71,14 +71,12 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     """Stop training the parameters whose name fits one of the patterns (see `effcli.optim.patterns.matches`).
 
     Raises:
-        UsageError: a pattern matches nothing, or nothing is left to train.
+        UsageError: a pattern matches nothing.
     """
     check_patterns(patterns, (name for name, _ in model.named_parameters()), "--freeze")
     for name, parameter in model.named_parameters():
         if matches(name, patterns):
             parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("--freeze leaves nothing to train; give a narrower pattern, such as 'embeddings'")
 
 
 def recompute_activations(model: PreTrainedModel, name: str) -> None:

@@ -224,12 +224,12 @@ def _from_hub(name: str) -> ModelSource:
     from transformers import AutoConfig, AutoTokenizer
 
     with hub_errors("model", name, flag="--model"):
-        values = json.loads(Path(hf_hub_download(name, "config.json")).read_text(encoding="utf-8"))
-        _refuse_quantised(name, values)
-        with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        with unusable(name, "tokenizer"), hub_errors("model", name, flag="--model"):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        path = Path(hf_hub_download(name, "config.json"))
+    with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
+        _refuse_quantised(name, json.loads(path.read_text(encoding="utf-8")))
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with unusable(name, "tokenizer"), hub_errors("model", name, flag="--model"):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     return ModelSource(name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer)
 
 

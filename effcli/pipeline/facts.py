@@ -31,12 +31,13 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "
 def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunRecord:
     """Return the record of a run that has not started: specification, environment, model, data and plan."""
     loop = prepared.spec.loop
+    model = _model(prepared, built)
     return RunRecord(
         command="train",
         spec=prepared.spec.model_dump(mode="json"),
         environment=environment(prepared, out),
-        model=_model(prepared, built),
-        optimizer=_optimizer(prepared, built),
+        model=model,
+        optimizer=_optimizer(prepared, built, model),
         batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
         groups=tuple(
             GroupFacts(
@@ -106,8 +107,8 @@ def _model(prepared: Prepared, built: Built) -> ModelFacts:
     )
 
 
-def _optimizer(prepared: Prepared, built: Built) -> OptimizerFacts:
-    model, state, entry = _model(prepared, built), built.state, prepared.entry
+def _optimizer(prepared: Prepared, built: Built, model: ModelFacts) -> OptimizerFacts:
+    state, entry = built.state, prepared.entry
     rule = entry.rule_of_thumb_bytes
     return OptimizerFacts(
         name=entry.name,

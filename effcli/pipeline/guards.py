@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError, first_line
+from effcli.errors import OutOfMemoryError, TrainingFailedError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,8 +35,6 @@ def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
     loop = prepared.spec.loop
     try:
         yield
-    except EffcliError:
-        raise
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:

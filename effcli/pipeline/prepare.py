@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
             progress.note(sentence)
 
     refuse_many_processes()
-    quiet_libraries()
+    quiet_transformers()
     device = resolve_device(spec.loop.device)
     check_precision(spec.loop.precision, device)
     entry = registry.find(spec.optim.name)
@@ -123,13 +122,10 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     )
 
 
-def quiet_libraries() -> None:
-    """Keep progress bars and advice of the libraries off the terminal; ours say what matters."""
-    import datasets
+def quiet_transformers() -> None:
+    """Keep progress bars and advice of transformers off the terminal; `quiet_datasets` does so where data is read."""
     import transformers
 
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs errors that it raises as well
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from transformers import set_seed
 
 from effcli.data.batches import eval_loader, train_loader
-from effcli.engines.base import EvalResult, Job, Loop, Position
+from effcli.engines.base import EvalResult, Job, Loop
 from effcli.engines.checkpoint import CheckpointStore, Saved, restore
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession, Update
@@ -61,7 +61,7 @@ class Run:
             total_updates=prepared.total_updates,
             seed=spec.loop.seed,
         )
-        self._start = Position(updates_per_epoch=prepared.updates_per_epoch)
+        self._start_update = 0
         self._history: list[Update] = []
         self._evaluations: list[Evaluation] = []
         self._checkpoint: Path | None = None
@@ -97,7 +97,7 @@ class Run:
                 f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
             )
         self._checkpoint = path
-        self._start = Position(update=saved.update, updates_per_epoch=self._loop.updates_per_epoch)
+        self._start_update = saved.update
         self._history = [Update(**line) for line in saved.history]
         self._evaluations = [
             Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations
@@ -116,7 +116,8 @@ class Run:
         """Run the engine to its end and return the saved record; see `train` for what it raises."""
         spec, prepared = self._prepared.spec, self._prepared
         session = TrainingSession(
-            start=self._start,
+            start_update=self._start_update,
+            updates_per_epoch=self._loop.updates_per_epoch,
             total_updates=self._loop.total_updates,
             save_every=spec.output.save_every,
             progress=self._progress,
@@ -126,9 +127,9 @@ class Run:
             evaluate=self._evaluation(),
             save=self._save_checkpoint,
             pause_clock=self._meter.pause,
-            resume_clock=self._meter.resume,
+            start_clock=self._meter.start,
             stop_after=stop_after_updates,
-            update=self._start.update,
+            update=self._start_update,
             history=self._history,
             evaluations=self._evaluations,
         )
@@ -146,7 +147,7 @@ class Run:
             ),
             window_loss=self._window_loss,
             loop=self._loop,
-            start=self._start,
+            start_update=self._start_update,
             observer=session,
         )
         engine = import_module(f"effcli.engines.{spec.loop.engine}")
@@ -213,7 +214,7 @@ class Run:
 
     def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
         """Return the final record after writing it."""
-        updates = session.update - self._start.update
+        updates = session.update - self._start_update
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
