@@ -62,6 +62,14 @@ def as_scalar(key: str, value: Any) -> Scalar:
     return value
 
 
+def _scalars(value: Any, example: str) -> Any:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is no set of keys with values; write {example}")
+    return {key: as_scalar(key, given) for key, given in value.items()}
+
+
 class Section(BaseModel):
     """Base of the sections: frozen, unknown keys refused, docstrings under fields are their descriptions."""
 
@@ -78,7 +86,27 @@ class ModelSpec(Section):
     freeze: tuple[Text, ...] = ()
     """Patterns of parameter names that are not trained; without a wildcard, a part of the name."""
 
+    stable_embedding: bool = False
+    """Replace the embeddings by bitsandbytes' StableEmbedding: a LayerNorm after each, optimizer state in 32 bit."""
+    lora_r: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Rank of LoRA adapters; with it only they and a newly made head are trained."""
+    lora_targets: tuple[Text, ...] = ()
+    """Names of the layers that get adapters, or all-linear; none means peft's choice for the architecture."""
+    lora_alpha: float | None = Field(default=None, gt=0)
+    """Scale of the adapters, divided by their rank; none means twice the rank."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
+
     _one_pattern_is_a_list = field_validator("freeze", mode="before")(as_list)
+
+    @field_validator("lora_targets", mode="before")
+    @classmethod
+    def _targets_may_be_joined(cls, value: Any) -> Any:
+        """Read `q_lin,v_lin` as two names."""
+        given = as_list(value)
+        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+            return given
+        return tuple(name.strip() for joined in given for name in joined.split(","))
 
 
 class DataSpec(Section):
@@ -157,16 +185,32 @@ class OptimSpec(Section):
     min_8bit_size: int = Field(default=4096, ge=1, le=LARGEST)
     """Parameters with fewer elements keep 32-bit state in 8-bit optimizers."""
 
+    optim_bits: Literal[8, 32] | None = None
+    """Bits of the state of bitsandbytes' optimizers; none means what the name says."""
+    overrides: dict[Text, dict[Text, Scalar]] = Field(default_factory=dict)
+    """Pattern of parameter names -> hyperparameters that differ for them."""
+
     _one_pattern_is_a_list = field_validator("keep_32bit", mode="before")(as_list)
 
     @field_validator("args", mode="before")
     @classmethod
     def _args_are_scalars(cls, value: Any) -> Any:
+        return _scalars(value, "optim.args.momentum=0.9")
+
+    @field_validator("overrides", mode="before")
+    @classmethod
+    def _overrides_are_scalars(cls, value: Any) -> Any:
+        example = "overrides: {embed: {lr: 1e-5}}"
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ValueError(f"{value!r} is no set of keys with values; write optim.args.momentum=0.9")
-        return {key: as_scalar(key, given) for key, given in value.items()}
+            raise ValueError(f"{value!r} is no set of patterns with hyperparameters; write {example}")
+        return {pattern: _scalars(values, example) for pattern, values in value.items()}
+
+    @field_validator("optim_bits", mode="before")
+    @classmethod
+    def _bits_may_be_text(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.strip() in ("8", "32") else value
 
 
 class LoopSpec(Section):
@@ -194,6 +238,8 @@ class LoopSpec(Section):
     """Share of the updates spent warming up."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Clip the gradient norm once per update; 0 means no clipping."""
+    percentile_clipping: float | None = Field(default=None, gt=0, le=100)
+    """Clip the gradient norm at this percentile of the last 100 norms; none means no such clipping."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     seed: int = Field(default=42, ge=0, lt=2**32)

@@ -70,12 +70,16 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamInfo:
-    """One parameter as the state laws see it; `dtype` is a key of `DTYPE_BYTES`."""
+    """One parameter as the state laws see it; `dtype` is a key of `DTYPE_BYTES`.
+
+    `hidden` says that it belongs to the body of the model, neither to an embedding nor to the output head.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
     trainable: bool = True
+    hidden: bool = True
 
     @property
     def num_elements(self) -> int:

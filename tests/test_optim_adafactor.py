@@ -41,7 +41,7 @@ def test_the_default_is_a_fixed_rate_that_a_given_one_replaces() -> None:
     entry = find("adafactor")
     for spec, lr in ((OptimSpec(), entry.defaults["lr"]), (OptimSpec(lr=1e-3), 1e-3)):
         hyper = resolve_hyper(entry, spec)
-        assert not entry.drives_own_lr(hyper)
+        assert entry.schedule(hyper) == "any"
         assert not hyper["scale_parameter"]
         optimizer = stepped(entry, five_shapes(), spec)
         assert current_lr(optimizer) == lr > 0
@@ -64,10 +64,10 @@ def test_options_that_contradict_each_other_are_refused_before_anything_is_built
 def test_relative_steps_scale_by_the_weight_unless_told_otherwise() -> None:
     entry = find("adafactor")
     hyper = resolve_hyper(entry, OptimSpec(args={"relative_step": "true"}))
-    assert (hyper["lr"], hyper["scale_parameter"], entry.drives_own_lr(hyper)) == (None, True, True)
+    assert (hyper["lr"], hyper["scale_parameter"], entry.schedule(hyper)) == (None, True, "own")
     hyper = resolve_hyper(entry, OptimSpec(args={"relative_step": True, "scale_parameter": False}))
     assert hyper["scale_parameter"] is False
-    assert not any(other.drives_own_lr(resolve_hyper(other, OptimSpec())) for other in (find("adamw"), find("sgd")))
+    assert all(e.schedule(resolve_hyper(e, OptimSpec())) == "any" for e in (find("adamw"), find("sgd")))
 
 
 def test_relative_steps_report_the_rate_that_moved_the_weight() -> None:

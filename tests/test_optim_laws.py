@@ -13,6 +13,7 @@ from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.hyper import resolve_hyper
+from effcli.optim.overrides import hyper_for
 from effcli.optim.registry import entries
 from effcli.spec import OptimSpec
 from tests.tiny_models import infos, stepped
@@ -21,8 +22,8 @@ SHAPES = [(1,), (), (4095,), (4096,), (4097,), (63, 64), (64, 64), (65, 64), (1,
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 VARIANTS = [
     ("adamw", OptimSpec(args={"amsgrad": True})),
-    ("sgd", OptimSpec(args={"momentum": 0.0})),
-    ("sgd", OptimSpec(args={"nesterov": True})),
+    ("sgd", OptimSpec(args={"momentum": 0.9})),
+    ("sgd-momentum", OptimSpec(args={"nesterov": True})),
     ("adafactor", OptimSpec(beta1=0.9)),
     ("adafactor", OptimSpec(beta1=0.0)),
     ("adafactor", OptimSpec(args={"relative_step": True})),
@@ -68,7 +69,7 @@ def check(entry: OptimizerEntry, spec: OptimSpec, model: torch.nn.Module) -> Non
         assert sum(predicted.placements.values()) == predicted.state_bytes
         optimizer.step()
     for info, param in zip(infos(model), model.parameters(), strict=True):
-        layout = entry.state_layout(info, hyper) if info.trainable else ()
+        layout = entry.state_layout(info, hyper_for(info.name, hyper)) if info.trainable else ()
         own = own_state_bytes(optimizer, param)
         assert {t.key: t.num_bytes for t in layout if not t.shared} == {key: size for key, (_, size) in own.items()}
         assert all(t.num_elements in (0, own[t.key][0]) for t in layout if not t.shared)

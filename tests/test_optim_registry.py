@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from effcli.errors import DeviceError, MissingExtraError, UsageError
+from effcli.optim.overrides import Override
 from effcli.optim.registry import check_works, entries, find, require, resolve_hyper
 from effcli.spec import OptimSpec
 
@@ -65,14 +66,15 @@ def test_every_entry_says_what_it_is_and_where_its_law_comes_from(entry) -> None
 def test_given_values_replace_defaults_and_take_their_type() -> None:
     spec = OptimSpec(lr=1e-3, beta1=0.8, args={"amsgrad": "true", "eps": "1e-6"})
     hyper = resolve_hyper(find("adamw"), spec)
-    assert hyper == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.999, "eps": 1e-6, "amsgrad": True}
+    assert hyper == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.999, "eps": 1e-6, "amsgrad": True, "overrides": ()}
     assert resolve_hyper(find("sgd"), OptimSpec(args={"momentum": 0}))["momentum"] == 0.0
     assert resolve_hyper(find("adafactor"), OptimSpec(args={"beta1": "none"}))["beta1"] is None
 
 
 def test_8bit_entries_carry_their_two_settings() -> None:
     hyper = resolve_hyper(find("adam8bit"), OptimSpec(min_8bit_size=16384, keep_32bit=("embed",)))
-    assert (hyper["min_8bit_size"], hyper["keep_32bit"]) == (16384, ("embed",))
+    assert (hyper["optim_bits"], hyper["min_8bit_size"]) == (8, 16384)
+    assert hyper["overrides"] == (Override(pattern="embed", values={"optim_bits": 32}, flag="--keep-32bit"),)
     assert "min_8bit_size" not in resolve_hyper(find("adamw"), OptimSpec())
 
 
@@ -84,7 +86,7 @@ def test_8bit_entries_carry_their_two_settings() -> None:
         ("sgd", OptimSpec(args={"momentun": 0.5}), ["takes no 'momentun'", "Did you mean 'momentum'?"]),
         ("adam8bit", OptimSpec(args={"amsgrad": True}), ["takes no 'amsgrad'"]),
         ("adam8bit", OptimSpec(args={"percentile_clipping": 5}), ["takes no 'percentile_clipping'"]),
-        ("adam8bit", OptimSpec(args={"optim_bits": 32}), ["takes no 'optim_bits'"]),
+        ("adam8bit", OptimSpec(args={"optim_bits": 32}), ["--optim-bits"]),
         ("adamw", OptimSpec(args={"weight_decay": 0.1}), ["--weight-decay"]),
         ("adam8bit", OptimSpec(args={"min_8bit_size": 1}), ["--min-8bit-size"]),
         ("adamw", OptimSpec(lr=1e-3, args={"lr": 1e-4}), ["'lr' is given twice", "0.001", "0.0001"]),
@@ -150,7 +152,7 @@ def test_the_registry_and_the_laws_load_neither_torch_nor_upstream_packages() ->
         "import sys, effcli, effcli.optim.registry as r, effcli.memory.state as s, effcli.optim.groups\n"
         "from effcli.units import ParamInfo\n"
         "for e in r.entries(): s.predict_state(e, [ParamInfo(name='w', shape=(70, 70))],"
-        " {**e.defaults, 'min_8bit_size': 4096, 'keep_32bit': ()})\n"
+        " r.default_hyper(e))\n"
         "print([m for m in ('torch', 'numpy', 'transformers', 'bitsandbytes', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,8 +16,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification, 
 import effcli
 from effcli.measure.optimizer_size import compute_optimizer_size, inspect_optimizer, inspect_states
 from effcli.memory.state import predict_state
-from effcli.optim.entry import OptimizerEntry
-from effcli.optim.registry import entries, find, resolve_hyper
+from effcli.optim.registry import find, resolve_hyper
 from effcli.spec import OptimSpec
 from effcli.units import StateAmount
 from tests.tiny_models import infos, set_gradients, stepped, tiny_distilbert, tiny_gpt2
@@ -29,7 +28,7 @@ TABLE = {
     "adam8bit": (134_004_336, 131_566_188),
     "adamw8bit": (134_004_336, 131_566_188),
     "paged-adamw8bit": (134_004_336, 131_566_188),
-    "sgd": (263_132_168, 65_783_042),
+    "sgd-momentum": (263_132_168, 65_783_042),
 }
 """Optimizer -> true bytes and elements on distilbert-base-cased with two labels."""
 
@@ -43,10 +42,9 @@ def distilbert() -> Iterator[PreTrainedModel]:
     model.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-def test_distilbert_base_cased_takes_the_published_bytes_and_elements(
-    entry: OptimizerEntry, distilbert: PreTrainedModel
-) -> None:
+@pytest.mark.parametrize("name", TABLE)
+def test_distilbert_base_cased_takes_the_published_bytes_and_elements(name: str, distilbert: PreTrainedModel) -> None:
+    entry = find(name)
     assert (sum(p.numel() for p in distilbert.parameters()), len(list(distilbert.parameters()))) == (65_783_042, 104)
     spec = OptimSpec(name=entry.name)
     hyper = resolve_hyper(entry, spec)

@@ -98,15 +98,14 @@ def test_a_source_file_keeps_the_house_rules(path: Path) -> None:
     assert "click" not in imports_of(path), "typer carries a private click: use typer"
 
 
-def test_the_help_names_every_optimizer_and_the_true_defaults() -> None:
+def test_the_help_says_where_the_optimizers_are_listed_and_names_the_true_defaults() -> None:
     from effcli.cli import options
-    from effcli.optim.registry import entries
     from effcli.spec import RunSpec
 
     help_of = {
         name: value.__metadata__[0].help for name, value in vars(options).items() if hasattr(value, "__metadata__")
     }
-    assert all(entry.name in help_of["Optim"] for entry in entries())
+    assert "effcli optimizers" in help_of["Optim"]
     spec = RunSpec()
     for option, default in {
         "Optim": spec.optim.name, "WeightDecay": spec.optim.weight_decay, "Min8bitSize": spec.optim.min_8bit_size,

@@ -26,7 +26,7 @@ F1_STATE = {
     "adam8bit": 295_648,
     "adamw8bit": 295_648,
     "paged-adamw8bit": 295_648,
-    "sgd": 557_832,
+    "sgd": 0,
 }
 
 

@@ -19,6 +19,8 @@ def given_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "optim.args" in given:
         given["optim.args"] = dict(_key_and_value(text) for text in given["optim.args"])
+    if "optim.overrides" in given:
+        given["optim.overrides"] = _overrides(given["optim.overrides"])
     return nest(given)
 
 
@@ -38,3 +40,15 @@ def _key_and_value(text: str) -> tuple[str, str]:
     if not (equals and key):
         raise UsageError(f"--optim-arg '{text}': write a key and a value, as in --optim-arg momentum=0.9")
     return key, value
+
+
+def _overrides(texts: list[str]) -> dict[str, dict[str, str]]:
+    """Return pattern -> key -> value of texts like `embed:lr=1e-5,beta2=0.98`; the last colon ends the pattern."""
+    overrides: dict[str, dict[str, str]] = {}
+    for text in texts:
+        pattern, colon, settings = text.rpartition(":")
+        pairs = [setting.partition("=") for setting in settings.split(",")]
+        if not (colon and pattern) or not all(key.strip() and equals for key, equals, _ in pairs):
+            raise UsageError(f"--override '{text}': write a pattern and settings, as in --override 'embed:lr=1e-5'")
+        overrides.setdefault(pattern, {}).update({key.strip(): value.strip() for key, _, value in pairs})
+    return overrides

@@ -26,6 +26,18 @@ ModelArgument = Annotated[
 Model = Annotated[Text, _option("The same as the argument MODEL.", MODEL, "FOLDER|ID")]
 Task = Annotated[Text, _option("classification or causal-lm. Guessed, and said.", MODEL, "NAME")]
 Freeze = Annotated[Texts, _option("Do not train parameters whose name matches; repeatable.", MODEL, "PATTERN")]
+StableEmbedding = Annotated[
+    Switch,
+    _option(
+        "Replace embeddings by bitsandbytes' StableEmbedding (adds a LayerNorm).", MODEL, name="--stable-embedding"
+    ),
+]
+LoraR = Annotated[Text, _option("Train LoRA adapters of this rank, and a new head, alone.", MODEL, "INTEGER")]
+LoraTargets = Annotated[
+    Texts, _option("Layers that get adapters: names, or all-linear. Default: peft's choice.", MODEL, "NAME,NAME")
+]
+LoraAlpha = Annotated[Text, _option("Scale of the adapters. Default: twice the rank.", MODEL, "NUMBER")]
+LoraDropout = Annotated[Text, _option("Dropout before the adapters. Default: 0.", MODEL, "NUMBER")]
 
 Data = Annotated[
     Text,
@@ -48,9 +60,9 @@ LimitRows = Annotated[Text, _option("Use only the first rows of the training dat
 Optim = Annotated[
     Text,
     _option(
-        "Optimizer: adamw, adafactor, adafactor-torch, adam8bit, adamw8bit, paged-adamw8bit, sgd. Default: adamw.",
+        "Optimizer, by a name that `effcli optimizers` lists or as package.module:Class. Default: adamw.",
         OPTIM,
-        "NAME",
+        "NAME|CLASS",
     ),
 ]
 LearningRate = Annotated[Text, _option("Learning rate. Default: the optimizer's.", OPTIM, "NUMBER", name="--lr")]
@@ -66,6 +78,18 @@ Keep32bit = Annotated[
 Min8bitSize = Annotated[
     Text, _option("Smaller parameters keep 32-bit state. Default: 4096.", OPTIM, "INTEGER", name="--min-8bit-size")
 ]
+OptimBits = Annotated[
+    Text, _option("8 or 32: bits of bitsandbytes' state. Default: what the name says.", OPTIM, "INTEGER")
+]
+OverrideOption = Annotated[
+    Texts,
+    _option(
+        "Other hyperparameters for matching parameters, as in 'embed:lr=1e-5,beta2=0.98'; repeatable.",
+        OPTIM,
+        "PATTERN:KEY=VALUE",
+        name="--override",
+    ),
+]
 
 Engine = Annotated[Text, _option("pytorch, accelerate or trainer. Default: pytorch.", LOOP, "NAME")]
 Device = Annotated[Text, _option("auto, cpu, cuda or cuda:N. Default: auto.", LOOP, "NAME")]
@@ -80,6 +104,9 @@ MaxSteps = Annotated[Text, _option("Stop after this many updates, whatever --epo
 Scheduler = Annotated[Text, _option("linear, cosine or constant over updates. Default: linear.", LOOP, "NAME")]
 WarmupRatio = Annotated[Text, _option("Share of the updates spent warming up. Default: 0.", LOOP, "NUMBER")]
 MaxGradNorm = Annotated[Text, _option("Clip the gradient norm once per update; 0: never. Default: 1.", LOOP, "NUMBER")]
+PercentileClipping = Annotated[
+    Text, _option("Clip at this percentile of the last 100 gradient norms. Default: off.", LOOP, "NUMBER")
+]
 GradientCheckpointing = Annotated[
     Switch,
     _option(

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.storage import Storage, leaves, storages
+from effcli.storage import Storage, leaves, storages
 from effcli.units import MIB, StateAmount
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ class StepProbe:
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages behind tensors, each storage once; subclasses are looked through."""
-    from effcli.measure.storage import storages
+    from effcli.storage import storages
 
     # The list keeps every handle: a gradient made by a property must not be freed while others are being counted.
     found = [storage for tensor in tensors for storage in storages(tensor)]

@@ -33,7 +33,14 @@ class MemoryPlan(Fact):
     largest_batch_size: int | None = None
 
 
-def exact_plan(*, weights_bytes: int, gradients_bytes: int, optimizer_state_bytes: int, accum: int) -> MemoryPlan:
+def exact_plan(
+    *,
+    weights_bytes: int,
+    gradients_bytes: int,
+    optimizer_state_bytes: int,
+    accum: int,
+    state_basis: Basis = Basis.EXACT,
+) -> MemoryPlan:
     """Return the parts that follow from shapes alone; activations and temporaries are left out, not guessed.
 
     The phases are those of an update after the first one, when the optimizer state exists throughout. Gradients are
@@ -49,8 +56,11 @@ def exact_plan(*, weights_bytes: int, gradients_bytes: int, optimizer_state_byte
         total_bytes=None,
     )
     forward = parts.model_copy(update={"gradients_bytes": gradients_bytes if accum > 1 else 0})
-    exact = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
     return MemoryPlan(
         phases={Phase.FORWARD: forward, Phase.BACKWARD: parts, Phase.STEP: parts},
-        basis=dict.fromkeys(exact, Basis.EXACT),
+        basis={
+            Category.WEIGHTS: Basis.EXACT,
+            Category.GRADIENTS: Basis.EXACT,
+            Category.OPTIMIZER_STATE: state_basis,
+        },
     )

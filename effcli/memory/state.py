@@ -1,4 +1,4 @@
-"""Predicted optimizer state of a whole model, exact to the byte, from shapes alone. No torch."""
+"""Predicted optimizer state of a whole model, from shapes alone. No torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 from effcli.errors import UsageError
 from effcli.optim.entry import Hyper, OptimizerEntry
-from effcli.optim.patterns import check_patterns
-from effcli.units import ParamInfo, Placement, Role, StateAmount
+from effcli.optim.overrides import check_overrides, hyper_for
+from effcli.units import Basis, ParamInfo, Placement, Role, StateAmount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSummary:
-    """State of one optimizer after its first update.
+    """State of one optimizer after its first update; `basis` says where the layouts come from.
 
     `by_parameter` and `shared_bytes` (tables that all parameters point to) add up to `state_bytes`, as do `tensors`
-    and `placements`. `num_quantised` of `num_parameters` trainable parameters hold their state in fewer bits.
+    and `placements`; a parameter without state is not in `by_parameter`. `num_quantised` of `num_parameters` trainable
+    parameters hold their state in fewer bits.
     """
 
+    basis: Basis
     state_bytes: int
     state_elements: int
     tensors: dict[str, StateAmount]
@@ -37,13 +39,13 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
     gradient gets no state either.
 
     Raises:
-        UsageError: two parameters have one name, or a `keep_32bit` pattern fits none.
+        UsageError: two parameters have one name, or an override fits none.
     """
     trainable = [param for param in params if param.trainable]
     repeated = [name for name, count in Counter(param.name for param in trainable).items() if count > 1]
     if repeated:
         raise UsageError(f"parameter '{repeated[0]}' is listed more than once")
-    check_patterns(hyper.get("keep_32bit", ()), [param.name for param in trainable], "--keep-32bit")
+    check_overrides(hyper, [param.name for param in trainable])
 
     elements: Counter[str] = Counter()
     key_bytes: Counter[str] = Counter()
@@ -52,9 +54,10 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
     shared: dict[str, int] = {}
     num_quantised = 0
     for param in trainable:
-        layout = entry.state_layout(param, hyper)
+        layout = entry.state_layout(param, hyper_for(param.name, hyper))
         num_quantised += any(tensor.role is Role.QUANTISATION for tensor in layout)
-        by_parameter[param.name] = sum(tensor.num_bytes for tensor in layout if not tensor.shared)
+        if layout:
+            by_parameter[param.name] = sum(tensor.num_bytes for tensor in layout if not tensor.shared)
         for tensor in layout:
             elements[tensor.key] += tensor.num_elements
             if tensor.shared and tensor.key in shared:
@@ -64,6 +67,7 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
             key_bytes[tensor.key] += tensor.num_bytes
             placements[tensor.placement] += tensor.num_bytes
     return StateSummary(
+        basis=entry.basis,
         state_bytes=key_bytes.total(),
         state_elements=elements.total(),
         tensors={key: StateAmount(elements=elements[key], bytes=key_bytes[key]) for key in elements},

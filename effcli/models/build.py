@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.errors import UsageError
 from effcli.hub import hub_errors
 from effcli.models.source import ModelSource, unusable
+from effcli.optim.groups import hidden_names
 from effcli.optim.patterns import check_patterns, matches
 from effcli.units import ParamInfo
 
@@ -94,12 +95,14 @@ def recompute_activations(model: PreTrainedModel, name: str) -> None:
 
 def parameter_infos(model: torch.nn.Module) -> tuple[ParamInfo, ...]:
     """Return name, shape, dtype of every parameter; a tied one once, under its first name."""
+    hidden = hidden_names(model)
     return tuple(
         ParamInfo(
             name=name,
             shape=tuple(parameter.shape),
             dtype=str(parameter.dtype).removeprefix("torch."),
             trainable=parameter.requires_grad,
+            hidden=name in hidden,
         )
         for name, parameter in model.named_parameters()
     )

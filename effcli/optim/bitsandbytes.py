@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.patterns import check_patterns, matches
-from effcli.units import ParamInfo, Placement, Role, StateTensor
+from effcli.optim.laws import PYTHON_STEP, constant
+from effcli.optim.overrides import values_for
+from effcli.units import ParamInfo, Placement, StateTensor
 
 if TYPE_CHECKING:
     import torch
@@ -15,26 +16,28 @@ if TYPE_CHECKING:
 _BLOCK_SIZE = 256
 _MAP_BYTES = 256 * 4
 _PAGED_FROM = 100_000
-_PROBE_ELEMENTS = 4096
+_MANAGED = ("optim_bits", "min_8bit_size", "is_sparse")
+"""Overrides that go through the manager. Learning rate and betas are options of a parameter group instead: the
+manager's would replace the scheduled rate by a fixed one."""
+
+
+def _arguments(hyper: Hyper) -> dict[str, Any]:
+    return {"lr": hyper["lr"], "betas": (hyper["beta1"], hyper["beta2"]), "eps": hyper["eps"]}
 
 
 def _builder(class_name: str) -> Callable[[Groups, Hyper], torch.optim.Optimizer]:
     def build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
         import bitsandbytes
 
-        from effcli.optim.groups import unique_groups
+        from effcli.optim.groups import upstream_groups
 
-        own_groups = unique_groups(groups)
-        named = [pair for group in own_groups for pair in zip(group["names"], group["params"], strict=True)]
-        check_patterns(hyper["keep_32bit"], [name for name, _ in named], "--keep-32bit")
-        optimizer: torch.optim.Optimizer = getattr(bitsandbytes.optim, class_name)(
-            own_groups,
-            lr=hyper["lr"],
-            betas=(hyper["beta1"], hyper["beta2"]),
-            eps=hyper["eps"],
+        optimizer: torch.optim.Optimizer = getattr(bitsandbytes.optim, class_name.removesuffix("8bit"))(
+            upstream_groups(groups, hyper, _arguments),
+            **_arguments(hyper),
+            optim_bits=hyper["optim_bits"],
             min_8bit_size=hyper["min_8bit_size"],
         )
-        _keep_32bit(optimizer, [param for name, param in named if matches(name, hyper["keep_32bit"])])
+        _isolate_overrides(optimizer, hyper)
         # Upstream would warn at the first step on a CPU; the entry's `cpu_note` says it once, before the run.
         optimizer._cpu_paged_warned = True
         return optimizer
@@ -42,7 +45,7 @@ def _builder(class_name: str) -> Callable[[Groups, Hyper], torch.optim.Optimizer
     return build
 
 
-def _keep_32bit(optimizer: Any, params: list[torch.nn.Parameter]) -> None:
+def _isolate_overrides(optimizer: Any, hyper: Hyper) -> None:
     """Give the optimizer a manager of its own that holds just its overrides.
 
     Upstream's manager is a process-wide singleton keyed by position and by `id()` (bitsandbytes/optim/optimizer.py,
@@ -52,56 +55,42 @@ def _keep_32bit(optimizer: Any, params: list[torch.nn.Parameter]) -> None:
     manager_class: Any = type(optimizer.mng)
     manager = manager_class.__new__(manager_class)
     manager.initialize()
-    if params:
-        manager.override_config(params, "optim_bits", 32)
     optimizer.mng = manager
+    for group in optimizer.param_groups:
+        for name, param in zip(group["names"], group["params"], strict=True):
+            values = values_for(name, hyper)
+            config = {key: values[key] for key in _MANAGED if key in values}
+            if config:
+                manager.override_config(param, key_value_dict=config)
 
 
 def _two_state_layout(param: ParamInfo, hyper: Hyper, *, paged: bool = False) -> tuple[StateTensor, ...]:
     """Return two states: float32, or 8 bit with one float32 `absmax` per block of 256 and two code tables.
 
     Source: `Optimizer2State.init_state` in bitsandbytes/optim/optimizer.py, 0.50.2. A parameter stays in float32, for
-    bf16 weights too, with fewer than `min_8bit_size` elements or when it is kept in 32 bit. The code tables (256 x
+    bf16 weights too, with fewer than `min_8bit_size` elements or with `optim_bits` 32. The code tables (256 x
     float32) are the same two tensors in every parameter's state. `step` is a Python int. A paged optimizer pages the
     states of parameters with at least 100,000 elements, on CUDA only.
     """
     num_elements = param.num_elements
     placement = Placement.PAGED if paged and num_elements >= _PAGED_FROM else Placement.DEVICE
-    quantised = num_elements >= hyper["min_8bit_size"] and not matches(param.name, hyper["keep_32bit"])
+    quantised = hyper["optim_bits"] == 8 and num_elements >= hyper["min_8bit_size"]
     state_bytes = num_elements if quantised else 4 * num_elements
     absmax_bytes = 4 * -(-num_elements // _BLOCK_SIZE)
-    layout = [StateTensor(key="step", num_elements=1, num_bytes=0, role=Role.STEP, placement=Placement.HOST)]
+    layout = [PYTHON_STEP]
     for index in (1, 2):
         layout.append(
             StateTensor(key=f"state{index}", num_elements=num_elements, num_bytes=state_bytes, placement=placement)
         )
         if quantised:
-            layout.append(_constant(f"qmap{index}", _MAP_BYTES, shared=True))
-            layout.append(_constant(f"absmax{index}", absmax_bytes))
+            layout.append(constant(f"qmap{index}", _MAP_BYTES, shared=True))
+            layout.append(constant(f"absmax{index}", absmax_bytes))
     return tuple(layout)
-
-
-def _constant(key: str, num_bytes: int, *, shared: bool = False) -> StateTensor:
-    return StateTensor(key=key, num_elements=0, num_bytes=num_bytes, role=Role.QUANTISATION, shared=shared)
 
 
 def _paged_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     """Return the layout of the unpaged optimizer with its large states in paged memory."""
     return _two_state_layout(param, hyper, paged=True)
-
-
-def _prober(class_name: str) -> Callable[[str], None]:
-    def probe(device: str) -> None:
-        import torch
-
-        param = torch.nn.Parameter(torch.zeros(_PROBE_ELEMENTS, device=device))
-        param.grad = torch.ones_like(param)
-        hyper = {**_DEFAULTS, "min_8bit_size": _PROBE_ELEMENTS, "keep_32bit": ()}
-        _builder(class_name)([{"params": [param], "names": ["probe"], "weight_decay": 0.0}], hyper).step()
-        if not bool(param.isfinite().all()) or not bool(param.any()):
-            raise RuntimeError("its step on 4,096 elements gave no usable result")
-
-    return probe
 
 
 _DEFAULTS = {"lr": 5e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
@@ -115,6 +104,9 @@ def _entry(
         name=name,
         aliases=aliases,
         summary=summary,
+        law="Two moments in 8 bit, each with one float32 absmax per block of 256 elements; below min_8bit_size "
+        "elements, or with optim_bits 32, two float32 moments. Two 1,024-byte code tables are shared by all.",
+        formula="2*n + 8*ceil(n/256) if optim_bits == 8 and n >= min_8bit_size else 8*n",
         source=_SOURCE,
         package="bitsandbytes",
         pip="bitsandbytes",
@@ -123,7 +115,6 @@ def _entry(
         rule_of_thumb_bytes=lambda num_parameters: 2 * num_parameters,
         build=_builder(class_name),
         state_layout=_paged_layout if paged else _two_state_layout,
-        probe=_prober(class_name),
         cpu_note=(
             f"{name}: bitsandbytes pages on CUDA only; on a CPU its state is ordinary memory of the same size"
             if paged

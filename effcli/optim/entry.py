@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from effcli.units import ParamInfo, StateTensor
+from effcli.units import Basis, ParamInfo, StateTensor
 
 if TYPE_CHECKING:
     import torch
@@ -14,20 +14,26 @@ if TYPE_CHECKING:
 Hyper = Mapping[str, Any]
 """Resolved hyperparameters: every default of the entry, overlaid with what the user gave.
 
-8-bit entries also carry `min_8bit_size: int` and `keep_32bit: tuple[str, ...]`. `lr` is None only where the optimizer
-sets its own learning rate.
+`overrides` holds what differs for some parameters (see `effcli.optim.overrides`). 8-bit entries also carry
+`optim_bits` and `min_8bit_size`. `lr` is None only where the optimizer sets its own learning rate.
 """
 
 Groups = Sequence[Mapping[str, Any]]
-"""Parameter groups: `params` (tensors), `names` (in the same order) and `weight_decay`."""
+"""Parameter groups: `params` (tensors), `names` and `hidden` (in the same order), `weight_decay`.
+
+`hidden` says which parameters belong to the body of the model rather than to an embedding or the output head.
+"""
+
+Schedule = Literal["any", "constant", "own"]
+"""Learning-rate schedules that an optimizer bears: any; only a constant one; none, since it computes its own rate."""
 
 
 def _as_given(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
     return hyper
 
 
-def _never(hyper: Hyper) -> bool:
-    return False
+def _any_schedule(hyper: Hyper) -> Schedule:
+    return "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +44,44 @@ class OptimizerEntry:
     aliases: tuple[str, ...] = ()
     """Other names, among them those of the `optim` argument of transformers' Trainer."""
     summary: str
+    law: str
+    """What state one parameter gets, in words."""
+    formula: str
+    """Bytes of one parameter's own state as an arithmetic expression, in hyperparameters and these names.
+
+    `n`: elements; `w`: bytes of one element of the weight (4 or 2); `dims`: number of dimensions; `rows`: product of
+    all dimensions but the last; `columns`: product of all but the last but one; `hidden`: see `Groups`;
+    `ceil`, `min`, `max`. Tables shared by all parameters are left out. Tests evaluate it.
+    """
     source: str
     """Paper, and the upstream file and version that the state law was read from."""
     package: str | None = None
     """Python module that must import; None when torch alone is enough."""
     pip: str | None = None
     """What to give to `pip install` when it does not import."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Device types on which its step runs."""
     defaults: Hyper
     """Hyperparameters with their default; the only ones accepted. A default of None means "a number, or none"."""
     hyper_help: Mapping[str, str] = field(default_factory=dict)
     """What a hyperparameter does, where its name alone doesn't say it."""
     eight_bit: bool = False
-    """Whether `--min-8bit-size` and `--keep-32bit` mean something to it."""
+    """Whether `--optim-bits`, `--min-8bit-size` and `--keep-32bit` mean something to it."""
+    default_bits: Literal[8, 32] = 8
+    """What `--optim-bits` is when not given; read only for 8-bit entries."""
+    takes_weight_decay: bool = True
     settle: Callable[[dict[str, Any], frozenset[str]], dict[str, Any]] = _as_given
     """Hyperparameters and the names that the user gave -> final hyperparameters. Raises UsageError for conflicts."""
-    drives_own_lr: Callable[[Hyper], bool] = _never
-    """Whether the optimizer computes its own learning rate, so that no schedule may be added."""
+    schedule: Callable[[Hyper], Schedule] = _any_schedule
+    """Which learning-rate schedules it bears with these hyperparameters."""
     rule_of_thumb_bytes: Callable[[int], int] | None = None
     """Number of parameters -> bytes by the rule people quote, where there is one."""
     build: Callable[[Groups, Hyper], torch.optim.Optimizer]
     """Parameter groups and hyperparameters -> optimizer. Leaves the groups alone; a repeated parameter counts once."""
     state_layout: Callable[[ParamInfo, Hyper], tuple[StateTensor, ...]]
-    """One trainable parameter and hyperparameters -> its state after the first update, in upstream's order."""
-    probe: Callable[[str], None] | None = None
-    """Device name -> one tiny real step on that device, where a backend can be missing."""
+    """One trainable parameter and its hyperparameters (overrides applied) -> its state after the first update, in
+    upstream's order."""
+    basis: Basis = Basis.EXACT
+    """Where the layout comes from: a law, or a probe of the class."""
     cpu_note: str | None = None
     """What differs on a CPU and should be said aloud."""

@@ -1,18 +1,24 @@
-"""Parameter groups: which weights are decayed. No torch at import."""
+"""Parameter groups: which weights are decayed, which parameters have settings of their own. No torch at import."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
+from effcli.optim.overrides import check_overrides, values_for
 
 if TYPE_CHECKING:
     import torch
 
+    from effcli.optim.entry import Groups, Hyper
+
+PER_PARAMETER = ("params", "names", "hidden")
+"""Keys of a group that hold one item per parameter, in the same order."""
+
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return up to two groups with `params`, `names` and `weight_decay`: decayed weights, then all the rest with 0.
+    """Return up to two groups with `params`, `names`, `hidden` and `weight_decay`: decayed weights, then the rest.
 
     Holds the trainable parameters in the order of `named_parameters`, a shared one once, under its first name. Biases,
     parameters that a normalisation module itself owns, whatever its name, and anything with fewer than two dimensions
@@ -29,8 +35,14 @@ def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, 
             (decayed if _is_decayed(name, param, owners[id(param)]) else rest)[name] = param
     if not decayed and not rest:
         raise UsageError("nothing to train: every parameter of the model is frozen; narrow --freeze")
+    hidden = hidden_names(model)
     return [
-        {"params": list(named.values()), "names": list(named), "weight_decay": decay}
+        {
+            "params": list(named.values()),
+            "names": list(named),
+            "hidden": [name in hidden for name in named],
+            "weight_decay": decay,
+        }
         for named, decay in ((decayed, weight_decay), (rest, 0.0))
         if named
     ]
@@ -42,24 +54,93 @@ def _is_decayed(name: str, param: torch.nn.Parameter, owner: torch.nn.Module) ->
     return param.dim() >= 2 and not is_bias and "norm" not in type(owner).__name__.lower()
 
 
-def unique_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def hidden_names(model: torch.nn.Module) -> frozenset[str]:
+    """Return the names of the parameters of the model's body: neither of an embedding nor of the output head.
+
+    The head is what `get_output_embeddings` returns and whatever lies outside the base model of a transformers model.
+    Optimizers for hidden matrices (Muon, GaLore) leave the others to their fallback.
+    """
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # a LoRA wrapper of peft
+    base = getattr(inner, "base_model", inner)
+    outside = {id(param) for param in inner.parameters()} - {id(param) for param in base.parameters()}
+    output = getattr(inner, "get_output_embeddings", lambda: None)()
+    if output is not None:
+        outside |= {id(param) for param in output.parameters()}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            outside |= {id(param) for param in module.parameters(recurse=False)}
+    return frozenset(name for name, param in model.named_parameters() if id(param) not in outside)
+
+
+def unique_groups(groups: Groups) -> list[dict[str, Any]]:
     """Return copies of the groups in which each parameter occurs once, by identity, where it came first.
 
     torch would update a parameter listed twice in one group twice, and adds its own defaults to the dicts it is given.
-    A group without `names` gets positional ones, unique over all groups.
+    A group without `names` gets positional ones, unique over all groups; without `hidden`, all are.
     """
     seen: set[int] = set()
     unique: list[dict[str, Any]] = []
     position = 0
     for group in groups:
-        given = list(group["params"])
-        names = list(group.get("names") or (str(position + index) for index in range(len(given))))
-        position += len(given)
-        kept: list[tuple[str, torch.Tensor]] = []
-        for name, param in zip(names, given, strict=True):
-            if id(param) not in seen:
-                seen.add(id(param))
-                kept.append((name, param))
+        params = list(group["params"])
+        names = list(group.get("names") or (str(position + index) for index in range(len(params))))
+        hidden = list(group.get("hidden") or [True] * len(params))
+        position += len(params)
+        kept = []
+        for row in zip(params, names, hidden, strict=True):
+            if id(row[0]) not in seen:
+                seen.add(id(row[0]))
+                kept.append(row)
         if kept:
-            unique.append(dict(group) | {"params": [p for _, p in kept], "names": [n for n, _ in kept]})
+            unique.append(dict(group) | _columns(kept))
     return unique
+
+
+def split_groups(groups: Groups, hyper: Hyper) -> list[dict[str, Any]]:
+    """Return unique groups, those parameters apart that have overrides; each such group says them in `overrides`.
+
+    Overridden groups come last, so that the first group's learning rate stays the one that was asked for. An
+    overridden `weight_decay` becomes the group's own.
+
+    Raises:
+        UsageError: an override fits no parameter.
+    """
+    unique = unique_groups(groups)
+    check_overrides(hyper, [name for group in unique for name in group["names"]])
+    plain: list[dict[str, Any]] = []
+    apart: list[dict[str, Any]] = []
+    for group in unique:
+        kinds: dict[tuple[tuple[str, Any], ...], list[tuple[Any, ...]]] = {}
+        for row in zip(*(group[key] for key in PER_PARAMETER), strict=True):
+            kinds.setdefault(tuple(sorted(values_for(row[1], hyper).items())), []).append(row)
+        for kind, rows in kinds.items():
+            values = dict(kind)
+            split = dict(group) | _columns(rows)
+            if not values:
+                plain.append(split)
+                continue
+            decay = values.get("weight_decay", group.get("weight_decay", 0.0))
+            apart.append(split | {"weight_decay": decay, "overrides": values})
+    return [*plain, *apart]
+
+
+def upstream_groups(
+    groups: Groups, hyper: Hyper, arguments: Callable[[Hyper], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the groups for upstream's constructor, overridden ones with the options that differ.
+
+    `arguments` turns hyperparameters into upstream's keyword arguments, which are group options too.
+    """
+    base = arguments(hyper)
+    made = []
+    for group in split_groups(groups, hyper):
+        values = group.pop("overrides", {})
+        own = arguments({**hyper, **values})
+        made.append(group | {key: value for key, value in own.items() if value != base[key]})
+    return made
+
+
+def _columns(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {key: list(column) for key, column in zip(PER_PARAMETER, zip(*rows, strict=True), strict=True)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, nearest
+from effcli.optim.overrides import Override
 
 if TYPE_CHECKING:
     from effcli.optim.entry import OptimizerEntry
@@ -21,6 +22,7 @@ _FLAGS = {
     "beta2": "--beta2",
     "eps": "--eps",
     "weight_decay": "--weight-decay",
+    "optim_bits": "--optim-bits",
     "min_8bit_size": "--min-8bit-size",
     "keep_32bit": "--keep-32bit",
 }
@@ -34,12 +36,26 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "dampening": (lambda x: 0 <= x <= 1, "between 0 and 1"),
     "decay_rate": (lambda x: x <= 0, "at most 0"),
     "beta2_decay": (lambda x: x <= 0, "at most 0"),
+    "weight_decay": (lambda x: x >= 0, "at least 0"),
+    "optim_bits": (lambda x: x in (8, 32), "8 or 32"),
+    "min_8bit_size": (lambda x: x >= 1, "at least 1"),
     "clip_threshold": (lambda x: x > 0, "above 0"),
     "d": (lambda x: x >= 1, "at least 1"),
 }
 """Values that upstream's constructors accept, so that a wrong one is refused before a model is loaded."""
 
+_EIGHT_BIT_OVERRIDES = {"optim_bits": 32, "min_8bit_size": DEFAULT_MIN_8BIT_SIZE, "is_sparse": False}
+"""What else bitsandbytes' manager takes for a parameter, with a value of its type. Nothing in 0.50.2 reads
+`is_sparse`; it is passed on all the same."""
+
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def default_hyper(entry: OptimizerEntry) -> dict[str, Any]:
+    """Return the hyperparameters of an entry of which nothing was given."""
+    hyper = entry.settle(dict(entry.defaults), frozenset())
+    eight_bit = {"optim_bits": entry.default_bits, "min_8bit_size": DEFAULT_MIN_8BIT_SIZE} if entry.eight_bit else {}
+    return {**hyper, **eight_bit, "overrides": ()}
 
 
 def resolve_hyper(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
@@ -61,28 +77,68 @@ def resolve_hyper(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
     for name, value in given.items():
         if name not in entry.defaults:
             raise _unknown(entry, name)
-        hyper[name] = _coerce(entry, name, value)
+        hyper[name] = _coerce(entry, name, value, entry.defaults)
     hyper = entry.settle(hyper, frozenset(given))
-    return hyper | _eight_bit(entry, spec)
+    if not entry.takes_weight_decay and "weight_decay" in spec.model_fields_set and spec.weight_decay:
+        raise UsageError(f"--weight-decay {spec.weight_decay}: '{entry.name}' has no weight decay; leave the flag out")
+    hyper |= _eight_bit(entry, spec)
+    return hyper | {"overrides": _overrides(entry, spec, hyper)}
 
 
 def _eight_bit(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
     if entry.eight_bit:
-        return {"min_8bit_size": spec.min_8bit_size, "keep_32bit": tuple(spec.keep_32bit)}
+        return {"optim_bits": spec.optim_bits or entry.default_bits, "min_8bit_size": spec.min_8bit_size}
     for flag, given in (
+        (f"--optim-bits {spec.optim_bits}", spec.optim_bits is not None),
         (f"--min-8bit-size {spec.min_8bit_size}", spec.min_8bit_size != DEFAULT_MIN_8BIT_SIZE),
         (f"--keep-32bit {' '.join(spec.keep_32bit)}", bool(spec.keep_32bit)),
     ):
         if given:
             raise UsageError(
-                f"{flag} is for 8-bit optimizers, but '{entry.name}' keeps no 8-bit state; "
+                f"{flag} is for the optimizers of bitsandbytes, which '{entry.name}' is none of; "
                 "drop the flag or use --optim adam8bit"
             )
     return {}
 
 
+def _overrides(entry: OptimizerEntry, spec: OptimSpec, hyper: Mapping[str, Any]) -> tuple[Override, ...]:
+    """Return the overrides of `--override` in their order, then those of `--keep-32bit`."""
+    own = tuple(
+        Override(pattern=pattern, values=_override_values(entry, pattern, values, hyper))
+        for pattern, values in spec.overrides.items()
+    )
+    return own + tuple(
+        Override(pattern=pattern, values={"optim_bits": 32}, flag="--keep-32bit") for pattern in spec.keep_32bit
+    )
+
+
+def _override_values(
+    entry: OptimizerEntry, pattern: str, given: Mapping[str, Any], hyper: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values of one override, each of its declared type; the entry must bear them together.
+
+    Raises:
+        UsageError: a key that cannot be overridden, or a value that the entry refuses.
+    """
+    allowed = [name for name in ("lr", "beta1", "beta2", "eps") if name in entry.defaults]
+    allowed += ["weight_decay"] if entry.takes_weight_decay else []
+    allowed += list(_EIGHT_BIT_OVERRIDES) if entry.eight_bit else []
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in allowed:
+            raise UsageError(
+                f"--override '{pattern}': '{entry.name}' cannot override '{key}'; it can {', '.join(allowed)}."
+                f"{nearest(key, allowed)}"
+            )
+        values[key] = _coerce(entry, key, value, {**_EIGHT_BIT_OVERRIDES, "weight_decay": 0.0, **entry.defaults})
+    if not values:
+        raise UsageError(f"--override '{pattern}' overrides nothing; write {pattern}:lr=1e-5")
+    entry.settle({**hyper, **values}, frozenset(values))
+    return values
+
+
 def _unknown(entry: OptimizerEntry, name: str) -> UsageError:
-    if name in ("weight_decay", "min_8bit_size", "keep_32bit"):
+    if name in ("weight_decay", "optim_bits", "min_8bit_size", "keep_32bit"):
         return UsageError(f"--optim-arg {name}=...: this is set by {_FLAGS[name]}")
     shown = _FLAGS[name] if name in ("beta1", "beta2", "eps") else f"'{name}'"
     return UsageError(
@@ -91,15 +147,15 @@ def _unknown(entry: OptimizerEntry, name: str) -> UsageError:
     )
 
 
-def _coerce(entry: OptimizerEntry, name: str, value: Any) -> Any:
-    """Return `value` as the type of the entry's default, within the range that upstream accepts."""
-    default = entry.defaults[name]
+def _coerce(entry: OptimizerEntry, name: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return `value` as the type of its default, within the range that upstream accepts."""
+    default = defaults[name]
     if default is None and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
         return None
     kind: type = float if default is None else type(default)
-    converted = {bool: _to_bool, int: _to_int, float: _to_float}[kind](value)
+    converted = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_text}[kind](value)
     if converted is None:
-        allowed = {bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
+        allowed = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}[kind]
         optional = " or none" if default is None else ""
         raise UsageError(f"optimizer argument '{name}' of '{entry.name}' must be {allowed}{optional}, got '{value}'")
     accepts, allowed = _RANGES.get(name, (lambda x: True, ""))
@@ -118,6 +174,10 @@ def _to_int(value: Any) -> int | None:
         return None if isinstance(value, bool | float) else int(value)
     except (TypeError, ValueError):
         return None
+
+
+def _to_text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _to_float(value: Any) -> float | None:

@@ -11,13 +11,16 @@ from effcli.errors import UsageError
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a parameter name fits any pattern.
 
-    A pattern with `*`, `?` or `[` is a shell-style pattern for the whole name; without them it fits wherever it occurs
-    in the name, so that `embed` means the same as `*embed*`.
+    A pattern with `*`, `?` or `[` is a shell-style pattern for the whole name; one that begins with `=` is the whole
+    name itself; any other fits wherever it occurs in the name, so that `embed` means the same as `*embed*`.
     """
-    return any(
-        fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
-        for pattern in patterns
-    )
+    return any(_fits(name, pattern) for pattern in patterns)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    if pattern.startswith("="):
+        return name == pattern[1:]
+    return fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
 
 
 def check_patterns(patterns: Iterable[str], names: Iterable[str], flag: str) -> None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import importlib
 
-from effcli.errors import DeviceError, MissingExtraError, UsageError, first_line, nearest
+from effcli.errors import DeviceError, EffcliError, MissingExtraError, UsageError, first_line, nearest
 from effcli.optim import bitsandbytes, native, transformers
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.hyper import resolve_hyper
+from effcli.optim.hyper import default_hyper, resolve_hyper
 
-__all__ = ["Groups", "Hyper", "OptimizerEntry", "check_works", "entries", "find", "require", "resolve_hyper"]
+__all__ = [
+    "Groups",
+    "Hyper",
+    "OptimizerEntry",
+    "check_works",
+    "default_hyper",
+    "entries",
+    "find",
+    "require",
+    "resolve_hyper",
+]
 
 _FAMILIES = (native.ENTRIES, transformers.ENTRIES, bitsandbytes.ENTRIES)
 
@@ -55,18 +65,33 @@ def require(entry: OptimizerEntry) -> None:
         ) from error
 
 
-def check_works(entry: OptimizerEntry, device: str = "cpu") -> None:
-    """Do what can fail early: import the package and, where a backend may be missing, make one step on 4,096 elements.
+def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None = None) -> None:
+    """Do what can fail early: import the package and, where it is not torch's own, make one step on 4,096 elements.
+
+    `hyper` are the resolved hyperparameters; without them the entry's defaults are tried.
 
     Raises:
         MissingExtraError: the package is not installed.
-        DeviceError: it has no working backend for `device`.
+        UsageError: upstream refuses a hyperparameter.
+        DeviceError: it does not run on `device`.
     """
+    kind = device.partition(":")[0]
+    if kind not in entry.devices:
+        raise DeviceError(
+            f"optimizer '{entry.name}' does not run on {kind}, only on {', '.join(entry.devices)}; "
+            "use another --device, or --optim adamw"
+        )
     require(entry)
-    if entry.probe is None:
+    if entry.package is None:
         return
+    from effcli.optim.trial import trial_step
+
     try:
-        entry.probe(device)
+        trial_step(entry, hyper or default_hyper(entry), device)
+    except EffcliError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"optimizer '{entry.name}' refuses its hyperparameters: {first_line(error)}") from error
     except Exception as error:  # upstream raises whatever its backend raises
         raise DeviceError(
             f"optimizer '{entry.name}' cannot make a step on {device}: {first_line(error)}; "

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.units import DTYPE_BYTES, ParamInfo, Placement, Role, StateTensor
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule
+from effcli.optim.laws import PYTHON_STEP, full, num_columns, num_rows, sized, width
+from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:
     import torch
 
 
+def _arguments(hyper: Hyper) -> dict[str, Any]:
+    names = ("lr", "clip_threshold", "decay_rate", "beta1", "scale_parameter", "relative_step", "warmup_init")
+    return {"eps": (hyper["eps"], hyper["eps2"]), **{name: hyper[name] for name in names}}
+
+
 def _build_adafactor(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
     from transformers.optimization import Adafactor
 
-    from effcli.optim.groups import unique_groups
+    from effcli.optim.groups import upstream_groups
 
-    optimizer: torch.optim.Optimizer = Adafactor(
-        unique_groups(groups),
-        lr=hyper["lr"],
-        eps=(hyper["eps"], hyper["eps2"]),
-        clip_threshold=hyper["clip_threshold"],
-        decay_rate=hyper["decay_rate"],
-        beta1=hyper["beta1"],
-        scale_parameter=hyper["scale_parameter"],
-        relative_step=hyper["relative_step"],
-        warmup_init=hyper["warmup_init"],
-    )
+    optimizer: torch.optim.Optimizer = Adafactor(upstream_groups(groups, hyper, _arguments), **_arguments(hyper))
     return optimizer
 
 
@@ -38,21 +33,17 @@ def _adafactor_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]
     Source: `Adafactor.step` in transformers/optimization.py, 5.24: half-precision gradients are widened first, so the
     state is float32 for bf16 and fp16 weights; `step` is a Python int, `RMS` a 0-dim tensor.
     """
-    width = max(4, DTYPE_BYTES[param.dtype])
-    num_elements, shape = param.num_elements, param.shape
-    sizes: dict[str, int] = {"exp_avg": num_elements} if hyper["beta1"] is not None else {}
-    if len(shape) >= 2:
-        sizes |= {
-            "exp_avg_sq_row": math.prod(shape[:-1]),
-            "exp_avg_sq_col": math.prod(shape[:-2]) * shape[-1],
-        }
-    else:
-        sizes |= {"exp_avg_sq": num_elements}
-    sizes |= {"RMS": 1}
-    return (
-        StateTensor(key="step", num_elements=1, num_bytes=0, role=Role.STEP, placement=Placement.HOST),
-        *(StateTensor(key=key, num_elements=size, num_bytes=size * width) for key, size in sizes.items()),
+    size = max(4, width(param))
+    first = (full("exp_avg", param, dtype_bytes=size),) if hyper["beta1"] is not None else ()
+    second = (
+        (
+            sized("exp_avg_sq_row", num_rows(param), size),
+            sized("exp_avg_sq_col", num_columns(param), size),
+        )
+        if len(param.shape) >= 2
+        else (full("exp_avg_sq", param, dtype_bytes=size),)
     )
+    return (PYTHON_STEP, *first, *second, sized("RMS", 1, size))
 
 
 def _settle_adafactor(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
@@ -70,8 +61,8 @@ def _settle_adafactor(hyper: dict[str, Any], given: frozenset[str]) -> dict[str,
     return hyper | {"lr": None, "scale_parameter": scale}
 
 
-def _drives_own_lr(hyper: Hyper) -> bool:
-    return bool(hyper["relative_step"])
+def _schedule(hyper: Hyper) -> Schedule:
+    return "own" if hyper["relative_step"] else "any"
 
 
 ENTRIES = (
@@ -79,6 +70,9 @@ ENTRIES = (
         name="adafactor",
         aliases=("adafactor_transformers", "adafactor_hf"),
         summary="Adafactor of transformers: row and column factors in float32; fixed rate unless relative_step=true.",
+        law="In float32 whatever the weight: one factor per row and per column of the last two dimensions (a full "
+        "second moment with fewer than two), a full first moment with beta1, and the RMS.",
+        formula="max(4, w)*((rows + columns if dims >= 2 else n) + (0 if beta1 is None else n) + 1)",
         source="Shazeer & Stern, arXiv 1804.04235; transformers/optimization.py, transformers 5.24",
         package="transformers",
         pip="transformers",
@@ -105,7 +99,7 @@ ENTRIES = (
             "warmup_init": "start relative steps at 1e-6 per step",
         },
         settle=_settle_adafactor,
-        drives_own_lr=_drives_own_lr,
+        schedule=_schedule,
         build=_build_adafactor,
         state_layout=_adafactor_layout,
     ),

@@ -61,7 +61,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
 
 def build_scheduler(prepared: Prepared, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """Return the schedule over optimizer updates; warm-up is a share of them, rounded up."""
-    if prepared.entry.drives_own_lr(prepared.hyper):
+    if prepared.entry.schedule(prepared.hyper) == "own":
         return OwnRateSchedule(optimizer)
     loop, total = prepared.spec.loop, prepared.total_updates
     warmup = math.ceil(round(loop.warmup_ratio * total, 6))  # 0.1 x 70 is 7.000000000000001 in binary

@@ -19,7 +19,8 @@ from effcli.measure.record import (
     RunRecord,
 )
 from effcli.memory.plan import exact_plan
-from effcli.units import Basis, format_bytes
+from effcli.optim.groups import split_groups
+from effcli.units import format_bytes
 
 if TYPE_CHECKING:
     from effcli.pipeline.build import Built
@@ -45,7 +46,7 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
                 num_tensors=len(group["params"]),
                 num_elements=sum(parameter.numel() for parameter in group["params"]),
             )
-            for group in built.groups
+            for group in split_groups(built.groups, prepared.hyper)
         ),
         data=DataFacts(
             train_rows=prepared.data.train_rows,
@@ -115,7 +116,7 @@ def _optimizer(prepared: Prepared, built: Built, model: ModelFacts) -> Optimizer
         state_bytes=state.state_bytes,
         state_elements=state.state_elements,
         rule_of_thumb_bytes=rule(model.num_trainable_parameters) if rule else None,
-        basis=Basis.EXACT,
+        basis=state.basis,
         tensors=state.tensors,
         total_before_activations_bytes=model.weights_bytes + model.gradients_bytes + state.state_bytes,
         plan=exact_plan(
@@ -123,6 +124,7 @@ def _optimizer(prepared: Prepared, built: Built, model: ModelFacts) -> Optimizer
             gradients_bytes=model.gradients_bytes,
             optimizer_state_bytes=state.state_bytes,
             accum=prepared.spec.loop.accum,
+            state_basis=state.basis,
         ),
     )
 

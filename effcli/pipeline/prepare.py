@@ -70,7 +70,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     entry = registry.find(spec.optim.name)
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)
-    registry.check_works(entry, str(device))
+    registry.check_works(entry, str(device), hyper)
     if spec.uses_builtin_demo:
         say(
             "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "
@@ -131,19 +131,20 @@ def quiet_transformers() -> None:
 
 
 def _settle_schedule(spec: RunSpec, entry: OptimizerEntry, hyper: Hyper) -> RunSpec:
-    """Return the spec with a constant schedule where the optimizer sets its own rate.
+    """Return the spec with a constant schedule where the optimizer bears no other.
 
     Raises:
         UsageError: a schedule or a warm-up was asked for as well.
     """
-    if not entry.drives_own_lr(hyper):
+    bears = entry.schedule(hyper)
+    if bears == "any":
         return spec
     loop = spec.loop
-    if ("scheduler" in loop.model_fields_set and loop.scheduler != "constant") or loop.warmup_ratio:
-        raise UsageError(
-            f"--scheduler {loop.scheduler}: '{entry.name}' with relative_step sets its own learning rate; "
-            "leave --scheduler and --warmup-ratio out, or relative_step"
-        )
+    scheduled = "scheduler" in loop.model_fields_set and loop.scheduler != "constant"
+    if scheduled or (bears == "own" and loop.warmup_ratio):
+        flag = f"--scheduler {loop.scheduler}" if scheduled else f"--warmup-ratio {loop.warmup_ratio}"
+        why = "sets its own learning rate" if bears == "own" else "needs a constant learning rate"
+        raise UsageError(f"{flag}: '{entry.name}' {why} with these hyperparameters; leave the flag out")
     return spec.model_copy(update={"loop": loop.model_copy(update={"scheduler": "constant"})})
 
 
