@@ -11,12 +11,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import Box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from effcli.measure.record import NvmlFacts, RunRecord
+from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
 from effcli.report.text import plain, rate
 from effcli.run_folder import RunFolder
@@ -26,34 +26,20 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 NOT_AVAILABLE = "n/a"
-_RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
 _LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 
 
 def render_run(record: RunRecord, console: Console, *, notes: bool = True) -> None:
     """Print a run; `notes` says whether the sentences said during the run are repeated."""
-    parts: list[RenderableType] = [Group(_headline(record), _facts(_identity(record)))]
-    parts += [_memory_table(record), _facts(_remarks(record))]
+    parts: list[RenderableType] = [Group(_headline(record), fact_grid(_identity(record)))]
+    parts += [_memory_table(record), fact_grid(_remarks(record))]
     parts.append(_exact_table(record))
     if record.eval or (record.baselines and record.status != "planned"):
         parts.append(_evaluation_table(record))
-    parts.append(_facts(_results(record)))
+    parts.append(fact_grid(_results(record)))
     if notes:
-        parts.append(_facts(("note", note) for note in record.notes))
-    for number, part in enumerate(part for part in parts if not isinstance(part, Table) or part.row_count):
-        if number:
-            console.print()
-        _print(part, console)
-
-
-def _print(part: RenderableType, console: Console) -> None:
-    """Print a part; without a terminal, also without the blanks that fill up its lines."""
-    if console.is_terminal:
-        console.print(part)
-        return
-    with console.capture() as capture:
-        console.print(part)
-    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
+        parts.append(fact_grid(("note", note) for note in record.notes))
+    print_parts(parts, console)
 
 
 def _headline(record: RunRecord) -> Text:
@@ -95,9 +81,9 @@ def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
 def _memory_table(record: RunRecord) -> Table:
     measured = record.measured is not None
     table = (
-        _table("Memory, estimated vs measured", "component", "estimated", "measured", "difference")
+        ruled_table("Memory, estimated vs measured", "component", "estimated", "measured", "difference")
         if measured
-        else _table("Memory, estimated", "component", "estimated")
+        else ruled_table("Memory, estimated", "component", "estimated")
     )
     table.add_column("basis")
     rows = memory_rows(record)
@@ -147,9 +133,9 @@ def _nvml(nvml: NvmlFacts) -> str:
 def _exact_table(record: RunRecord) -> Table:
     """Return whole bytes and elements: weights, gradients, each state key, the state's sum, the sum of all."""
     if record.measured is not None:
-        table = _table("To the byte", "", "elements est.", "measured", "bytes est.", "measured")
+        table = ruled_table("To the byte", "", "elements est.", "measured", "bytes est.", "measured")
     else:
-        table = _table("To the byte", "", "elements", "bytes")
+        table = ruled_table("To the byte", "", "elements", "bytes")
     for row in exact_rows(record):
         sides = [row.estimated] if record.measured is None else [row.estimated, row.measured]
         elements = ["-" if side is None else format_count(side.elements) for side in sides]
@@ -169,7 +155,7 @@ def _evaluation_table(record: RunRecord) -> Table:
     has_accuracy = record.baselines is not None or any(line.eval_accuracy is not None for line in record.eval)
     has_perplexity = any(line.eval_perplexity is not None for line in record.eval)
     columns = ["loss"] + (["accuracy", "F1"] if has_accuracy else []) + (["perplexity"] if has_perplexity else [])
-    table = _table("Evaluation", "after", *columns)
+    table = ruled_table("Evaluation", "after", *columns)
     for line in record.eval:
         cells = [_decimals(line.eval_loss)]
         if has_accuracy:
@@ -210,31 +196,6 @@ def _results(record: RunRecord) -> Iterable[tuple[str, str]]:
         yield "record", str(folder.record)
         if record.status == "completed":
             yield "model", str(folder.model)
-
-
-def _table(title: str, first: str, *numbers: str) -> Table:
-    table = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=_RULED,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
-    )
-    table.add_column(first, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
-
-
-def _facts(pairs: Iterable[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", min_width=10)
-    grid.add_column(overflow="fold")
-    for label, value in pairs:
-        grid.add_row(label, Text(plain(value), overflow="fold"))
-    return grid
 
 
 def _count(number: int, noun: str) -> str:
