@@ -21,6 +21,7 @@ from transformers import (
 
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
 from effcli.engines.base import Job, Loop, UpdateResult
+from effcli.engines.clipping import PercentileClipping
 from effcli.engines.window import WindowLoss
 from effcli.optim.groups import decay_groups
 
@@ -131,6 +132,7 @@ def run_job(
     max_steps: int | None = None,
     num_workers: int = 0,
     start: int = 0,
+    percentile: float | None = None,
     prepare: Callable[[torch.nn.Module, torch.optim.Optimizer, Any], None] = lambda *parts: None,
 ) -> Outcome:
     """Run one job and return what came out."""
@@ -143,6 +145,18 @@ def run_job(
     recorder = Recorder()
     handle = optimizer.register_step_pre_hook(lambda opt, *_: recorder.rates.append(opt.param_groups[0]["lr"]))
     prepare(model, optimizer, schedule)
+    loop = Loop(
+        device=torch.device("cpu"),
+        precision=precision,
+        batch_size=batch_size,
+        accum=accum,
+        max_grad_norm=max_grad_norm,
+        updates_per_epoch=per_epoch,
+        total_updates=total,
+        seed=42,
+        percentile_clipping=percentile,
+    )
+    PercentileClipping(model, optimizer, loop)
     loader = EpochLoader(
         made_rows,
         batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42),
@@ -156,16 +170,7 @@ def run_job(
         scheduler=schedule,
         loader=loader,
         window_loss=WindowLoss(task),
-        loop=Loop(
-            device=torch.device("cpu"),
-            precision=precision,
-            batch_size=batch_size,
-            accum=accum,
-            max_grad_norm=max_grad_norm,
-            updates_per_epoch=per_epoch,
-            total_updates=total,
-            seed=42,
-        ),
+        loop=loop,
         start_update=start,
         observer=recorder,
     )

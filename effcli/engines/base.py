@@ -25,11 +25,20 @@ class Loop:
     updates_per_epoch: int
     total_updates: int
     seed: int
+    percentile_clipping: float | None = None
+
+    @property
+    def max_norm(self) -> float:
+        """Return the largest norm that a step may have whatever came before; infinity where there is none."""
+        return self.max_grad_norm if self.max_grad_norm > 0 else float("inf")
 
     @property
     def clip_norm(self) -> float:
-        """Return the norm to clip to; infinity measures the norm without changing the gradient."""
-        return self.max_grad_norm if self.max_grad_norm > 0 else float("inf")
+        """Return the norm that the engine clips to; infinity measures the norm without changing the gradient.
+
+        With percentile clipping the engine only measures: `PercentileClipping` knows the limit, at the step.
+        """
+        return self.max_norm if self.percentile_clipping is None else float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,10 @@ PREFIX = "update-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds beside tensors: where it stands, specification, rows, length, history."""
+    """What a checkpoint holds beside tensors: where it stands, specification, rows, length, history.
+
+    The gradient norms in `history` are all that percentile clipping goes on from.
+    """
 
     update: int
     spec: dict[str, Any]

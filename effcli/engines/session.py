@@ -18,7 +18,8 @@ from effcli.errors import InterruptedRunError, TrainingFailedError
 class Update:
     """One line of the history; `lr` is the rate that this update used.
 
-    Loss and norm are None where they were not finite, which only the fp16 scaler may let pass.
+    Loss and norm are None where they were not finite, which only the fp16 scaler may let pass. `clip_norm` is the norm
+    that the gradient was held to, None without clipping and where the scaler skipped the update.
     """
 
     update: int
@@ -26,6 +27,7 @@ class Update:
     loss: float | None
     lr: float
     grad_norm: float | None
+    clip_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,9 @@ def _finite(value: float) -> float | None:
 class TrainingSession:
     """Observer of a run: keeps the history, evaluates, saves, and stops where it is told to.
 
-    The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_samples` the rows it
-    took, `evaluate` scores the model (None without evaluation data), `save` writes a checkpoint, `prepare`
-    sets the state that the first update starts from.
+    The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_clip_norm` the norm that
+    it was held to, `read_samples` the rows it took, `evaluate` scores the model (None without evaluation data), `save`
+    writes a checkpoint, `prepare` sets the state that the first update starts from.
     """
 
     start_update: int
@@ -57,6 +59,7 @@ class TrainingSession:
     progress: Progress
     prepare: Callable[[], None]
     read_lr: Callable[[], float]
+    read_clip_norm: Callable[[], float | None]
     read_samples: Callable[[], int]
     evaluate: Callable[[], EvalResult] | None
     save: Callable[[TrainingSession], Any]
@@ -93,6 +96,7 @@ class TrainingSession:
             loss=_finite(result.loss),
             lr=self.read_lr(),
             grad_norm=_finite(result.grad_norm),
+            clip_norm=None if result.skipped else self.read_clip_norm(),
         )
         self.history.append(line)
         self.progress.update(

@@ -71,13 +71,15 @@ class DataFacts(Fact):
 
 class UpdateFacts(Fact):
     """One optimizer update: mean loss per item of its window, the learning rate it used, gradient norm before
-    clipping (None where the fp16 scaler skipped the update)."""
+    clipping (None where the fp16 scaler skipped the update), and the norm it was clipped to where it was larger (None
+    without clipping too)."""
 
     update: int
     epoch: float
     loss: float | None
     lr: float
     grad_norm: float | None
+    clip_norm: float | None = None
 
 
 class EvalFacts(Fact):

@@ -14,6 +14,7 @@ from transformers import set_seed
 from effcli.data.batches import eval_loader, train_loader
 from effcli.engines.base import EvalResult, Job, Loop
 from effcli.engines.checkpoint import CheckpointStore, Saved, restore
+from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession, Update
 from effcli.engines.window import WindowLoss
@@ -60,7 +61,9 @@ class Run:
             updates_per_epoch=prepared.updates_per_epoch,
             total_updates=prepared.total_updates,
             seed=spec.loop.seed,
+            percentile_clipping=spec.loop.percentile_clipping,
         )
+        self._clipping = PercentileClipping(model, self._optimizer, self._loop)
         self._start_update = 0
         self._history: list[Update] = []
         self._evaluations: list[Evaluation] = []
@@ -99,6 +102,7 @@ class Run:
         self._checkpoint = path
         self._start_update = saved.update
         self._history = [Update(**line) for line in saved.history]
+        self._clipping.remember(self._history)
         self._evaluations = [
             Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations
         ]
@@ -123,6 +127,7 @@ class Run:
             progress=self._progress,
             prepare=self._begin,
             read_lr=lambda: self._probe.last_lr,
+            read_clip_norm=lambda: self._clipping.limit,
             read_samples=self._meter.rows_since_last,
             evaluate=self._evaluation(),
             save=self._save_checkpoint,
@@ -168,6 +173,7 @@ class Run:
             self._progress.stop()
             self._probe.detach()
             self._meter.detach()
+            self._clipping.detach()
         return self._finish(session, "completed", None)
 
     def _begin(self) -> None:
@@ -215,18 +221,21 @@ class Run:
     def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
         """Return the final record after writing it."""
         updates = session.update - self._start_update
+        notes = (*self._without_gradient(), *clipping_notes(self._loop.percentile_clipping, session.history))
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
                 "eval": tuple(_eval_facts(line) for line in session.evaluations),
                 "measured": self._measured() if updates else None,
                 "throughput": self._meter.result(updates) if updates else None,
-                "notes": (*self._record.notes, *self._without_gradient()),
+                "notes": (*self._record.notes, *notes),
                 "status": status,
                 "failure": failure,
             }
         )
         write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
+        for note in notes:
+            self._progress.note(note)
         return record
 
     def _without_gradient(self) -> tuple[str, ...]:
