@@ -41,6 +41,15 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "min_8bit_size": (lambda x: x >= 1, "at least 1"),
     "clip_threshold": (lambda x: x > 0, "above 0"),
     "d": (lambda x: x >= 1, "at least 1"),
+    "alpha": (lambda x: x >= 0, "at least 0"),
+    "rho": (lambda x: 0 <= x <= 1, "between 0 and 1"),
+    "lr_decay": (lambda x: x >= 0, "at least 0"),
+    "momentum_decay": (lambda x: x >= 0, "at least 0"),
+    "initial_accumulator_value": (lambda x: x >= 0, "at least 0"),
+    "etaminus": (lambda x: 0 < x < 1, "above 0 and below 1"),
+    "etaplus": (lambda x: x > 1, "above 1"),
+    "ns_steps": (lambda x: 1 <= x < 100, "between 1 and 99"),
+    "ns_eps": (lambda x: x >= 0, "at least 0"),
 }
 """Values that upstream's constructors accept, so that a wrong one is refused before a model is loaded."""
 

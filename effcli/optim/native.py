@@ -1,14 +1,13 @@
-"""torch's own optimizers. Build and state law side by side; no torch at import."""
+"""torch's Adam and its kin. Build and state law side by side; no torch at import."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.laws import TORCH_STEP, full, num_columns, num_rows, sized, width
-from effcli.units import ParamInfo, StateTensor
+from effcli.optim.laws import TORCH_STEP, full
+from effcli.units import ParamInfo, Placement, StateTensor
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +31,22 @@ def torch_builder(
     return build
 
 
-def _adamw_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {
+def named(*names: str) -> Callable[[Hyper], dict[str, Any]]:
+    """Return the function that takes the hyperparameters `names` as they are for upstream's keyword arguments."""
+    return lambda hyper: {name: hyper[name] for name in names}
+
+
+def with_betas(*names: str) -> Callable[[Hyper], dict[str, Any]]:
+    """Return the function that takes `lr`, the pair of betas, `eps` and the further hyperparameters `names`."""
+    return lambda hyper: {
         "lr": hyper["lr"],
         "betas": (hyper["beta1"], hyper["beta2"]),
         "eps": hyper["eps"],
-        "amsgrad": hyper["amsgrad"],
+        **named(*names)(hyper),
     }
 
 
-def _adamw_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+def _adam_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     """Return `step` and two moments (three with amsgrad) in the parameter's own dtype.
 
     Source: `Adam._init_group` in torch/optim/adam.py, 2.13: `zeros_like(p)`, so bf16 weights get bf16 moments.
@@ -50,63 +55,52 @@ def _adamw_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     return (TORCH_STEP, *(full(key, param) for key in keys))
 
 
-def _adafactor_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {
-        "lr": hyper["lr"],
-        "beta2_decay": hyper["beta2_decay"],
-        "eps": (hyper["eps"], hyper["eps2"]),
-        "d": hyper["d"],
-    }
+def _nadam_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+    """Return `step`, the product of the momentum schedule and two moments.
 
-
-def _adafactor_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
-    """Return `step` and the factors of the last two dimensions; a full variance with fewer than two dimensions.
-
-    Source: `Adafactor._init_group` in torch/optim/_adafactor.py, 2.13: shapes `[..., n, 1]` and `[..., 1, m]`, in the
-    dtype of the gradient, which is that of the parameter.
+    Source: `NAdam._init_group` in torch/optim/nadam.py, 2.13: `mu_product` is a 0-dim float32 beside `step` on the
+    host.
     """
-    if len(param.shape) < 2:
-        return (TORCH_STEP, full("variance", param))
-    return (
-        TORCH_STEP,
-        sized("row_var", num_rows(param), width(param)),
-        sized("col_var", num_columns(param), width(param)),
-    )
+    product = StateTensor(key="mu_product", num_elements=1, num_bytes=4, placement=Placement.HOST)
+    return (TORCH_STEP, product, full("exp_avg", param), full("exp_avg_sq", param))
 
 
-def _sgd_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {key: hyper[key] for key in ("lr", "momentum", "dampening", "nesterov")}
+def _radam_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+    """Return `step` and two moments in the parameter's own dtype.
 
-
-def _sgd_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
-    """Return one buffer in the dtype of the gradient, or nothing without momentum.
-
-    Source: `_single_tensor_sgd` in torch/optim/sgd.py, 2.13: the buffer is a clone of the first gradient; no `step`.
+    Source: `RAdam._init_group` in torch/optim/radam.py, 2.13.
     """
-    return () if hyper["momentum"] == 0 else (full("momentum_buffer", param),)
+    return (TORCH_STEP, full("exp_avg", param), full("exp_avg_sq", param))
 
 
-def _settle_sgd(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-    if hyper["nesterov"] and (hyper["momentum"] == 0 or hyper["dampening"] != 0):
-        raise UsageError(
-            f"sgd with nesterov needs momentum above 0 and dampening 0, got momentum {hyper['momentum']} and "
-            f"dampening {hyper['dampening']}; change them or drop nesterov"
-        )
-    return hyper
+def _adamax_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+    """Return `step`, a first moment and a running maximum in the parameter's own dtype.
+
+    Source: `Adamax._init_group` in torch/optim/adamax.py, 2.13.
+    """
+    return (TORCH_STEP, full("exp_avg", param), full("exp_inf", param))
 
 
-def _sgd_entry(name: str, summary: str, momentum: float) -> OptimizerEntry:
+_BETAS = {"lr": 5e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+"""Upstream's, but the rate at which transformers' Trainer fine-tunes, where theirs are for training from scratch."""
+_AMSGRAD_HELP = {"amsgrad": "keep the maximum of the second moment, a third state of the weight's size"}
+_DECOUPLED_HELP = {"decoupled_weight_decay": "shrink the weight itself, as AdamW does, not through the gradient"}
+
+
+def _adam_entry(name: str, summary: str, *, amsgrad: bool) -> OptimizerEntry:
     return OptimizerEntry(
         name=name,
+        aliases=("amsgrad",) if amsgrad else (),
         summary=summary,
-        law="With momentum one buffer of the weight's shape and dtype, without momentum nothing; no step.",
-        formula="w*n if momentum else 0",
-        source="Sutskever et al., ICML 2013; torch/optim/sgd.py, torch 2.13",
-        defaults={"lr": 1e-2, "momentum": momentum, "dampening": 0.0, "nesterov": False},
-        settle=_settle_sgd,
-        rule_of_thumb_bytes=lambda num_parameters: 4 * num_parameters if momentum else 0,
-        build=torch_builder("SGD", _sgd_arguments),
-        state_layout=_sgd_layout,
+        law="Two moments of the weight's shape and dtype (three with amsgrad), and a 4-byte step.",
+        formula="(3 if amsgrad else 2)*w*n + 4",
+        source=f"{'Reddi et al., ICLR 2018' if amsgrad else 'Kingma & Ba, arXiv 1412.6980'}; "
+        "torch/optim/adam.py, torch 2.13",
+        defaults={**_BETAS, "amsgrad": amsgrad},
+        hyper_help=_AMSGRAD_HELP,
+        rule_of_thumb_bytes=lambda num_parameters: (12 if amsgrad else 8) * num_parameters,
+        build=torch_builder("Adam", with_betas("amsgrad")),
+        state_layout=_adam_layout,
     )
 
 
@@ -118,32 +112,47 @@ ENTRIES = (
         law="Two moments of the weight's shape and dtype (three with amsgrad), and a 4-byte step.",
         formula="(3 if amsgrad else 2)*w*n + 4",
         source="Loshchilov & Hutter, arXiv 1711.05101; torch/optim/adam.py, torch 2.13",
-        defaults={"lr": 5e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False},
-        hyper_help={"amsgrad": "keep the maximum of the second moment, a third state of the weight's size"},
+        defaults={**_BETAS, "amsgrad": False},
+        hyper_help=_AMSGRAD_HELP,
         rule_of_thumb_bytes=lambda num_parameters: 8 * num_parameters,
-        build=torch_builder("AdamW", _adamw_arguments),
-        state_layout=_adamw_layout,
+        build=torch_builder("AdamW", with_betas("amsgrad")),
+        state_layout=_adam_layout,
+    ),
+    _adam_entry("adam", "Adam of torch; weight decay is added to the gradient, unlike AdamW's.", amsgrad=False),
+    _adam_entry("adam-amsgrad", "Adam of torch that never lets its second moment shrink: three moments.", amsgrad=True),
+    OptimizerEntry(
+        name="nadam",
+        summary="Adam of torch with Nesterov's momentum: two moments per weight.",
+        law="Two moments of the weight's shape and dtype, a 4-byte step and a 4-byte product of past momenta.",
+        formula="2*w*n + 8",
+        source="Dozat, ICLR workshop 2016; torch/optim/nadam.py, torch 2.13",
+        defaults={**_BETAS, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
+        hyper_help={"momentum_decay": "how fast the momentum reaches beta1", **_DECOUPLED_HELP},
+        rule_of_thumb_bytes=lambda num_parameters: 8 * num_parameters,
+        build=torch_builder("NAdam", with_betas("momentum_decay", "decoupled_weight_decay")),
+        state_layout=_nadam_layout,
     ),
     OptimizerEntry(
-        name="adafactor-torch",
-        aliases=("adafactor_torch",),
-        summary="Adafactor of torch: row and column factors in the weight's dtype; steps relative to the weight.",
-        law="One factor per row and per column of the last two dimensions in the weight's dtype (a full second moment "
-        "with fewer than two), and a 4-byte step.",
-        formula="w*(rows + columns if dims >= 2 else n) + 4",
-        source="Shazeer & Stern, arXiv 1804.04235; torch/optim/_adafactor.py, torch 2.13",
-        # An update moves a weight by lr * max(eps2, RMS(weight)): with the RMS of about 0.04 of a pretrained
-        # transformer, upstream's 1e-2 would be 4e-4, far above what fine-tuning bears, and 1e-3 is AdamW's 5e-5.
-        defaults={"lr": 1e-3, "beta2_decay": -0.8, "eps": None, "eps2": 1e-3, "d": 1.0},
-        hyper_help={
-            "lr": "largest step relative to the weight's RMS, capped by 1/sqrt(step)",
-            "eps": "term in the denominator; none means the machine epsilon of the weight's dtype",
-            "eps2": "smallest RMS by which the step is scaled",
-            "d": "update clipping threshold",
-        },
-        build=torch_builder("Adafactor", _adafactor_arguments),
-        state_layout=_adafactor_layout,
+        name="radam",
+        summary="Adam of torch that warms up by itself: two moments per weight.",
+        law="Two moments of the weight's shape and dtype, and a 4-byte step.",
+        formula="2*w*n + 4",
+        source="Liu et al., arXiv 1908.03265; torch/optim/radam.py, torch 2.13",
+        defaults={**_BETAS, "decoupled_weight_decay": False},
+        hyper_help=_DECOUPLED_HELP,
+        rule_of_thumb_bytes=lambda num_parameters: 8 * num_parameters,
+        build=torch_builder("RAdam", with_betas("decoupled_weight_decay")),
+        state_layout=_radam_layout,
     ),
-    _sgd_entry("sgd", "SGD of torch, without momentum and without any state.", 0.0),
-    _sgd_entry("sgd-momentum", "SGD of torch with momentum: one buffer per weight in the weight's dtype.", 0.9),
+    OptimizerEntry(
+        name="adamax",
+        summary="Adam of torch scaled by the largest gradient instead of the mean square: two states per weight.",
+        law="A first moment and a running maximum of the weight's shape and dtype, and a 4-byte step.",
+        formula="2*w*n + 4",
+        source="Kingma & Ba, arXiv 1412.6980, section 7.1; torch/optim/adamax.py, torch 2.13",
+        defaults=_BETAS,
+        rule_of_thumb_bytes=lambda num_parameters: 8 * num_parameters,
+        build=torch_builder("Adamax", with_betas()),
+        state_layout=_adamax_layout,
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from effcli.errors import DeviceError, EffcliError, MissingExtraError, UsageError, first_line, nearest
-from effcli.optim import bitsandbytes, native, transformers
+from effcli.optim import bitsandbytes, native, native_muon, native_scaled, native_sgd, transformers
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper, resolve_hyper
 
@@ -21,7 +21,14 @@ __all__ = [
     "resolve_hyper",
 ]
 
-_FAMILIES = (native.ENTRIES, transformers.ENTRIES, bitsandbytes.ENTRIES)
+_FAMILIES = (
+    native.ENTRIES,
+    native_sgd.ENTRIES,
+    native_scaled.ENTRIES,
+    native_muon.ENTRIES,
+    transformers.ENTRIES,
+    bitsandbytes.ENTRIES,
+)
 
 
 def entries() -> tuple[OptimizerEntry, ...]:

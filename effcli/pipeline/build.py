@@ -52,7 +52,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     parameters = parameter_infos(model)
     return Built(
         model=model,
-        groups=decay_groups(model, spec.optim.weight_decay),
+        groups=decay_groups(model, spec.optim.weight_decay if prepared.entry.takes_weight_decay else 0.0),
         parameters=parameters,
         state=predict_state(prepared.entry, parameters, prepared.hyper),
         notes=notes,

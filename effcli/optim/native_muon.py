@@ -1,0 +1,98 @@
+"""torch's Muon for hidden matrices, with AdamW for the rest. Build and state law side by side; no torch at import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from effcli.errors import UsageError
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.laws import TORCH_STEP, full
+from effcli.optim.native import named, with_betas
+from effcli.units import ParamInfo, StateTensor
+
+if TYPE_CHECKING:
+    import torch
+
+_RATE_RULES = ("match_rms_adamw", "original")
+
+
+def _muon_arguments(hyper: Hyper) -> dict[str, Any]:
+    return {"eps": hyper["ns_eps"], **named("lr", "momentum", "nesterov", "ns_steps", "adjust_lr_fn")(hyper)}
+
+
+def _build_muon(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
+    """Return one optimizer over groups that are each Muon's or AdamW's; hidden matrices are Muon's."""
+    from effcli.optim.groups import PER_PARAMETER, split_groups
+    from effcli.optim.muon import MuonWithAdamW
+
+    parts: list[dict[str, Any]] = []
+    for group in split_groups(groups, hyper):
+        own = {**hyper, **group.pop("overrides", {})}
+        rows = list(zip(*(group[key] for key in PER_PARAMETER), strict=True))
+        for use_muon, arguments in ((True, _muon_arguments(own)), (False, with_betas()(own))):
+            kept = [row for row in rows if _is_muons(row[0].shape, row[2]) is use_muon]
+            if kept:
+                columns = {key: [row[index] for row in kept] for index, key in enumerate(PER_PARAMETER)}
+                parts.append({**group, **columns, **arguments, "use_muon": use_muon})
+    return MuonWithAdamW(parts, lr=hyper["lr"])
+
+
+def _is_muons(shape: tuple[int, ...], hidden: bool) -> bool:
+    return hidden and len(shape) == 2
+
+
+def _muon_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+    """Return one buffer for a hidden matrix, `step` and two moments for anything else, in the parameter's own dtype.
+
+    Source: `Muon._init_group` in torch/optim/_muon.py, 2.13: `zeros_like(p.grad)`, no `step`. The rest is AdamW's.
+    """
+    if _is_muons(param.shape, param.hidden):
+        return (full("momentum_buffer", param),)
+    return (TORCH_STEP, full("exp_avg", param), full("exp_avg_sq", param))
+
+
+def _settle_muon(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+    if hyper["adjust_lr_fn"] not in _RATE_RULES:
+        raise UsageError(
+            f"optimizer argument 'adjust_lr_fn' of 'muon' must be {' or '.join(_RATE_RULES)}, "
+            f"got '{hyper['adjust_lr_fn']}'"
+        )
+    return hyper
+
+
+ENTRIES = (
+    OptimizerEntry(
+        name="muon",
+        summary="Muon of torch for hidden matrices, one buffer each; AdamW for embeddings, head, norms and biases.",
+        law="A hidden matrix has one buffer of its shape and dtype and no step. Everything else, tensors of three or "
+        "more dimensions (convolutions, fused experts) too, has two moments of its shape and dtype and a 4-byte step.",
+        formula="w*n if hidden and dims == 2 else 2*w*n + 4",
+        source="Jordan et al., 2024, kellerjordan.github.io/posts/muon; torch/optim/_muon.py and adam.py, torch 2.13",
+        # One rate serves both halves: match_rms_adamw gives an orthogonalised update the RMS of AdamW's, 0.2 * lr or
+        # so (Liu et al., arXiv 2502.16982, section 2.2), where upstream's "original" wants a rate of its own, 0.02 say.
+        defaults={
+            "lr": 5e-5,
+            "momentum": 0.95,
+            "nesterov": True,
+            "ns_steps": 5,
+            "ns_eps": 1e-7,
+            "adjust_lr_fn": "match_rms_adamw",
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "eps": 1e-8,
+        },
+        hyper_help={
+            "lr": "rate of AdamW, and of Muon by adjust_lr_fn",
+            "momentum": "of Muon's buffer",
+            "ns_steps": "Newton-Schulz iterations that orthogonalise an update",
+            "ns_eps": "smallest norm by which Muon divides an update",
+            "adjust_lr_fn": "match_rms_adamw gives Muon's update the size of AdamW's; original keeps Muon's own scale",
+            "beta1": "AdamW's",
+            "beta2": "AdamW's",
+            "eps": "AdamW's",
+        },
+        settle=_settle_muon,
+        build=_build_muon,
+        state_layout=_muon_layout,
+    ),
+)
