@@ -30,6 +30,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "lr": (lambda x: x >= 0, "at least 0"),
     "beta1": (lambda x: 0 <= x < 1, "at least 0 and below 1"),
     "beta2": (lambda x: 0 <= x < 1, "at least 0 and below 1"),
+    "beta3": (lambda x: 0 <= x < 1, "at least 0 and below 1"),
     "eps": (lambda x: x >= 0, "at least 0"),
     "eps2": (lambda x: x >= 0, "at least 0"),
     "momentum": (lambda x: 0 <= x < 1, "at least 0 and below 1"),
@@ -41,6 +42,9 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "min_8bit_size": (lambda x: x >= 1, "at least 1"),
     "clip_threshold": (lambda x: x > 0, "above 0"),
     "d": (lambda x: x >= 1, "at least 1"),
+    "max_unorm": (lambda x: x >= 0, "at least 0"),
+    "t_alpha": (lambda x: x > 0, "above 0"),
+    "t_beta3": (lambda x: x > 0, "above 0"),
     "alpha": (lambda x: x >= 0, "at least 0"),
     "rho": (lambda x: 0 <= x <= 1, "between 0 and 1"),
     "lr_decay": (lambda x: x >= 0, "at least 0"),
@@ -129,7 +133,7 @@ def _override_values(
     Raises:
         UsageError: a key that cannot be overridden, or a value that the entry refuses.
     """
-    allowed = [name for name in ("lr", "beta1", "beta2", "eps") if name in entry.defaults]
+    allowed = [name for name in ("lr", "beta1", "beta2", "beta3", "eps") if name in entry.defaults]
     allowed += ["weight_decay"] if entry.takes_weight_decay else []
     allowed += list(_EIGHT_BIT_OVERRIDES) if entry.eight_bit else []
     values: dict[str, Any] = {}
