@@ -11,7 +11,9 @@ import typer
 def optimizers(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name or alias, or package.module:Class; without it the table.", show_default=False),
+        typer.Argument(
+            help="Name or alias, or package.module:Class; without it the table.", metavar="NAME", show_default=False
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
