@@ -84,15 +84,45 @@ def find_model(name: str | None) -> ModelSource:
     """
     if name is None:
         return _builtin()
+    path = config_file(name)
+    return _from_folder(name, path.parent) if Path(name).expanduser().is_dir() else _from_hub(name, path)
+
+
+def config_file(name: str) -> Path:
+    """Return the `config.json` of a local folder or of a hub id, from the cache where it is there.
+
+    Raises:
+        UsageError: no such folder, or none of that name in it.
+        UnreachableError: a hub id that is neither cached nor reachable, gated, or missing.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _from_folder(name, folder)
+        path = folder / "config.json"
+        if not path.is_file():
+            raise UsageError(
+                f"--model '{name}': the folder has no config.json; give a folder that save_pretrained wrote"
+            )
+        return path
     if folder.exists():
         raise UsageError(f"--model '{name}' is a file; give the folder that holds its config.json")
     if _looks_like_path(name) or (folder.parent != Path() and folder.parent.is_dir()):
         siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
         raise UsageError(f"--model '{name}': there is no such folder.{nearest(folder.name, siblings)}")
-    return _from_hub(name)
+    return _hub_config_file(name)
+
+
+def config_values(name: str, path: Path) -> dict[str, Any]:
+    """Return what a `config.json` says.
+
+    Raises:
+        UsageError: it holds no JSON object, or belongs to a quantised checkpoint.
+    """
+    with unusable(name, "config.json"):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+    _refuse_quantised(name, values)
+    return values
 
 
 class BuildTokenizer(Protocol):
@@ -195,14 +225,8 @@ def _builtin() -> ModelSource:
 def _from_folder(name: str, folder: Path) -> ModelSource:
     from transformers import AutoConfig, AutoTokenizer
 
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UsageError(f"--model '{name}': the folder has no config.json; give a folder that save_pretrained wrote")
+    config_values(name, folder / "config.json")
     with unusable(name, "config.json"):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
-        _refuse_quantised(name, values)
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
     with unusable(name, "tokenizer"):
@@ -218,15 +242,23 @@ def _from_folder(name: str, folder: Path) -> ModelSource:
     )
 
 
-def _from_hub(name: str) -> ModelSource:
-    go_offline_if_unreachable()
-    from huggingface_hub import hf_hub_download
-    from transformers import AutoConfig, AutoTokenizer
+def _hub_config_file(name: str) -> Path:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     with hub_errors("model", name, flag="--model"):
-        path = Path(hf_hub_download(name, "config.json"))
+        cached = try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        go_offline_if_unreachable()
+        return Path(hf_hub_download(name, "config.json"))
+
+
+def _from_hub(name: str, path: Path) -> ModelSource:
+    go_offline_if_unreachable()
+    from transformers import AutoConfig, AutoTokenizer
+
+    config_values(name, path)
     with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
-        _refuse_quantised(name, json.loads(path.read_text(encoding="utf-8")))
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     with unusable(name, "tokenizer"), hub_errors("model", name, flag="--model"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)

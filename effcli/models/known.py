@@ -1,0 +1,103 @@
+"""From a name to parameter shapes, by the shortest way: catalogue, cache, meta device. No torch before the last."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import effcli.catalogue as catalogue
+from effcli.errors import UnreachableError, UsageError, nearest
+from effcli.models.shape_cache import cache_key, load_shapes, store_shapes
+from effcli.models.source import config_file, config_values, unusable
+from effcli.shapes import ModelShapes
+
+DEFAULT_NUM_LABELS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """Shapes of a model that was named, its configuration as written, and what should be said about it."""
+
+    name: str
+    config: Mapping[str, Any]
+    shapes: ModelShapes
+    notes: tuple[str, ...]
+
+
+def known_model(name: str, task: str | None, num_labels: int | None) -> KnownModel:
+    """Return the shapes of the model named, with the head of `task` (none: what people fine-tune it for).
+
+    Names are looked up in the catalogue first, then among local folders, then on the hub, its cache first.
+
+    Raises:
+        UsageError: no such folder, a quantised checkpoint, an unknown task, or no head for it.
+        UnreachableError: neither in the catalogue nor on this machine, and the hub does not give it.
+    """
+    model = catalogue.find(name)
+    if model is not None:
+        return _from_catalogue(name, model, task, num_labels)
+    try:
+        path = config_file(name)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}.{catalogue.suggestion(name)}") from error
+    config = config_values(name, path)
+    return KnownModel(
+        name=name, config=config, shapes=_shapes(name, config, task, num_labels), notes=_stored_dtype(config)
+    )
+
+
+def _from_catalogue(name: str, model: catalogue.CatalogueModel, task: str | None, num_labels: int | None) -> KnownModel:
+    notes = [f"The folder '{name}' has a catalogue model's name; for the folder write ./{name}."]
+    labels = num_labels or int(model.config.get("num_labels", DEFAULT_NUM_LABELS))
+    return KnownModel(
+        name=model.name,
+        config=model.config,
+        shapes=catalogue.shapes(model, task or model.default_task, labels)
+        or _shapes(model.name, model.config, task, num_labels),
+        notes=(*(notes if (Path(name) / "config.json").is_file() else ()), *_stored_dtype(model.config)),
+    )
+
+
+def _shapes(name: str, config: Mapping[str, Any], task: str | None, num_labels: int | None) -> ModelShapes:
+    """Return shapes from the cache, or from the meta device and into the cache."""
+    key = cache_key(config, task, num_labels)
+    shapes = load_shapes(key)
+    if shapes is None:
+        from effcli.models.shapes import meta_shapes
+        from effcli.models.tasks import default_task
+
+        transformers_config = config_object(name, config)
+        shapes = meta_shapes(
+            transformers_config, task or default_task(transformers_config), name=name, num_labels=num_labels
+        )
+        store_shapes(key, shapes)
+    return shapes
+
+
+def config_object(name: str, config: Mapping[str, Any]) -> Any:
+    """Return transformers' configuration made of the values of a `config.json`.
+
+    Raises:
+        UsageError: the model type is not known, or a value does not fit it.
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise UsageError(
+            f"'{name}': transformers knows no model type '{kind}'.{nearest(str(kind), CONFIG_MAPPING.keys())}"
+            if kind
+            else f"'{name}': its config.json names no model_type, such as bert or llama"
+        )
+    with unusable(name, "config.json"):
+        return CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config)))  # nested dicts are written into
+
+
+def _stored_dtype(config: Mapping[str, Any]) -> tuple[str, ...]:
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype in (None, "float32"):
+        return ()
+    return (f"The checkpoint is stored in {dtype}; what training holds is decided by --precision.",)
