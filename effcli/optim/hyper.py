@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, nearest
@@ -71,8 +72,10 @@ def default_hyper(entry: OptimizerEntry) -> dict[str, Any]:
     return {**hyper, **eight_bit, "overrides": ()}
 
 
-def resolve_hyper(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
+def resolve_hyper(entry: OptimizerEntry, spec: OptimSpec, overrides: Iterable[Override] = ()) -> dict[str, Any]:
     """Return the entry's defaults overlaid with the specification.
+
+    `overrides` come after those of the specification; `override_config` makes them from parameters.
 
     Raises:
         UsageError: a hyperparameter that the entry lacks, one given twice, a value of the wrong kind or out of range,
@@ -95,7 +98,7 @@ def resolve_hyper(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
     if not entry.takes_weight_decay and "weight_decay" in spec.model_fields_set and spec.weight_decay:
         raise UsageError(f"--weight-decay {spec.weight_decay}: '{entry.name}' has no weight decay; leave the flag out")
     hyper |= _eight_bit(entry, spec)
-    return hyper | {"overrides": _overrides(entry, spec, hyper)}
+    return hyper | {"overrides": _overrides(entry, spec, overrides, hyper)}
 
 
 def _eight_bit(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
@@ -114,38 +117,36 @@ def _eight_bit(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
     return {}
 
 
-def _overrides(entry: OptimizerEntry, spec: OptimSpec, hyper: Mapping[str, Any]) -> tuple[Override, ...]:
-    """Return the overrides of `--override` in their order, then those of `--keep-32bit`."""
-    own = tuple(
-        Override(pattern=pattern, values=_override_values(entry, pattern, values, hyper))
-        for pattern, values in spec.overrides.items()
-    )
-    return own + tuple(
-        Override(pattern=pattern, values={"optim_bits": 32}, flag="--keep-32bit") for pattern in spec.keep_32bit
+def _overrides(
+    entry: OptimizerEntry, spec: OptimSpec, further: Iterable[Override], hyper: Mapping[str, Any]
+) -> tuple[Override, ...]:
+    """Return the overrides of `--override` in their order, then those of `--keep-32bit`, then the further ones."""
+    own = [Override(pattern=pattern, values=values) for pattern, values in spec.overrides.items()]
+    kept = [Override(pattern=pattern, values={"optim_bits": 32}, flag="--keep-32bit") for pattern in spec.keep_32bit]
+    return tuple(
+        replace(override, values=_override_values(entry, override, hyper)) for override in (*own, *kept, *further)
     )
 
 
-def _override_values(
-    entry: OptimizerEntry, pattern: str, given: Mapping[str, Any], hyper: Mapping[str, Any]
-) -> dict[str, Any]:
+def _override_values(entry: OptimizerEntry, override: Override, hyper: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of one override, each of its declared type; the entry must bear them together.
 
     Raises:
         UsageError: a key that cannot be overridden, or a value that the entry refuses.
     """
+    said = f"{override.flag} '{override.pattern.removeprefix('=')}'"
     allowed = [name for name in ("lr", "beta1", "beta2", "beta3", "eps") if name in entry.defaults]
     allowed += ["weight_decay"] if entry.takes_weight_decay else []
     allowed += list(_EIGHT_BIT_OVERRIDES) if entry.eight_bit else []
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in override.values.items():
         if key not in allowed:
             raise UsageError(
-                f"--override '{pattern}': '{entry.name}' cannot override '{key}'; it can {', '.join(allowed)}."
-                f"{nearest(key, allowed)}"
+                f"{said}: '{entry.name}' cannot override '{key}'; it can {', '.join(allowed)}.{nearest(key, allowed)}"
             )
         values[key] = _coerce(entry, key, value, {**_EIGHT_BIT_OVERRIDES, "weight_decay": 0.0, **entry.defaults})
     if not values:
-        raise UsageError(f"--override '{pattern}' overrides nothing; write {pattern}:lr=1e-5")
+        raise UsageError(f"{said} overrides nothing; it can {', '.join(allowed)}, as in lr=1e-5")
     entry.settle({**hyper, **values}, frozenset(values))
     return values
 

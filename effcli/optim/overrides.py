@@ -2,7 +2,11 @@
 
 One form serves the command line (`--keep-32bit`, `--override`), recipes, the estimate and every engine: an `Override`
 in `hyper["overrides"]`. From Python, `override_config` and `register_module_override` make them from parameters and
-modules, with the arguments that the methods of bitsandbytes' `GlobalOptimManager` take.
+modules, with the arguments that the methods of bitsandbytes' `GlobalOptimManager` take, for `resolve_hyper`.
+
+Names stand for parameters until an optimizer is built, which resolves them to the parameters of its groups. So nothing
+has to be registered before a model moves to a GPU, nothing has to be cleared afterwards, and the order of runs in one
+process makes no difference: an optimizer knows its own overrides and no others.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """Hyperparameters of the parameters whose name fits `pattern`; `flag` is named when it fits none."""
+    """Hyperparameters of the parameters whose name fits `pattern`; `flag` is named where something is wrong with it."""
 
     pattern: str
     values: Mapping[str, Any]
@@ -44,14 +48,37 @@ def hyper_for(name: str, hyper: Hyper) -> Hyper:
 
 
 def check_overrides(hyper: Hyper, names: Iterable[str]) -> None:
-    """Raise unless every override fits at least one of the trainable parameters' names.
+    """Raise unless every override fits a trainable parameter's name, and no two ways of saying it contradict.
+
+    Of two overrides that were said in the same way, the later one may narrow the earlier one.
 
     Raises:
-        UsageError: a pattern fits nothing.
+        UsageError: a pattern fits nothing, or `--keep-32bit` and `--override` say different things of one parameter.
     """
     known = list(names)
-    for override in hyper.get("overrides", ()):
+    overrides: tuple[Override, ...] = tuple(hyper.get("overrides", ()))
+    for override in overrides:
         check_patterns((override.pattern,), known, override.flag)
+    for index, later in enumerate(overrides):
+        for earlier in overrides[:index]:
+            if earlier.flag != later.flag and _differ(earlier, later):
+                for name in known:
+                    if matches(name, (earlier.pattern,)) and matches(name, (later.pattern,)):
+                        raise UsageError(
+                            f"{earlier.flag} '{earlier.pattern}' and {later.flag} '{later.pattern}' contradict each "
+                            f"other over '{name}'; drop one of them or narrow its pattern"
+                        )
+
+
+def _differ(one: Override, other: Override) -> bool:
+    return any(key in one.values and one.values[key] != value for key, value in other.values.items())
+
+
+def override_notes(hyper: Hyper) -> tuple[str, ...]:
+    """Return what should be said aloud about the overrides: that `is_sparse` does nothing."""
+    if not any("is_sparse" in override.values for override in hyper.get("overrides", ())):
+        return ()
+    return ("is_sparse is passed on to bitsandbytes, where nothing reads it (0.50): it has no effect.",)
 
 
 def override_config(
@@ -61,27 +88,18 @@ def override_config(
     value: Any = None,
     key_value_dict: Mapping[str, Any] | None = None,
 ) -> tuple[Override, ...]:
-    """Return overrides for one parameter or a list of parameters of `model`, for `hyper["overrides"]`.
+    """Return overrides for one parameter or several of `model`, which `resolve_hyper` takes and checks.
 
     A key is a hyperparameter of ours or of bitsandbytes: `lr`, `betas`, `eps`, `weight_decay`, `optim_bits`,
-    `min_8bit_size`, `is_sparse`.
+    `min_8bit_size`, `is_sparse`. A shared parameter goes by the first of its names.
 
     Raises:
         UsageError: a tensor that is no parameter of the model, or neither or both of `key` and `key_value_dict`.
     """
-    import torch
-
     if (key is None) == (key_value_dict is None):
         raise UsageError("override_config: give either key and value, or key_value_dict")
     values = {key: value} if key is not None else dict(key_value_dict or {})
-    if betas := values.pop("betas", None):
-        values |= {f"beta{index}": beta for index, beta in enumerate(betas, start=1)}
-    names = {id(param): name for name, param in model.named_parameters()}
-    wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    unknown = sum(id(param) not in names for param in wanted)
-    if unknown:
-        raise UsageError(f"override_config: {unknown} of {len(wanted)} tensors are no parameters of the model")
-    return tuple(Override(pattern=f"={names[id(param)]}", values=values, flag="override_config") for param in wanted)
+    return _overrides_of(model, parameters, values, "override_config")
 
 
 def register_module_override(
@@ -94,7 +112,27 @@ def register_module_override(
     """
     import torch
 
+    flag = "register_module_override"
     param = getattr(module, param_name, None)
     if not isinstance(param, torch.nn.Parameter):
-        raise UsageError(f"register_module_override: {type(module).__name__} has no parameter '{param_name}'")
-    return override_config(model, param, key_value_dict=config)
+        raise UsageError(f"{flag}: {type(module).__name__} has no parameter '{param_name}'")
+    return _overrides_of(model, param, config, flag)
+
+
+def _overrides_of(
+    model: torch.nn.Module, parameters: torch.Tensor | Iterable[torch.Tensor], given: Mapping[str, Any], flag: str
+) -> tuple[Override, ...]:
+    import torch
+
+    values = dict(given)
+    if "betas" in values:
+        values |= {f"beta{number}": beta for number, beta in enumerate(values.pop("betas"), start=1)}
+    if isinstance(parameters, torch.nn.Module):
+        raise UsageError(f"{flag}: a module is no parameter; give module.weight, or list(module.parameters())")
+    wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    names = {id(param): name for name, param in model.named_parameters()}
+    unknown = sum(id(param) not in names for param in wanted)
+    if unknown:
+        raise UsageError(f"{flag}: {unknown} of {len(wanted)} tensors are no parameters of the model")
+    fitting = dict.fromkeys(names[id(param)] for param in wanted)
+    return tuple(Override(pattern=f"={name}", values=values, flag=flag) for name in fitting)

@@ -72,10 +72,10 @@ def require(entry: OptimizerEntry) -> None:
         ) from error
 
 
-def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None = None) -> None:
+def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None = None, dtype: str = "float32") -> None:
     """Do what can fail early: import the package and, where it is not torch's own, make one step on 4,096 elements.
 
-    `hyper` are the resolved hyperparameters; without them the entry's defaults are tried.
+    `hyper` are the resolved hyperparameters; without them the entry's defaults are tried. `dtype` is the weights'.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -94,14 +94,14 @@ def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None 
     from effcli.optim.trial import trial_step
 
     try:
-        trial_step(entry, hyper or default_hyper(entry), device)
+        trial_step(entry, hyper or default_hyper(entry), device, dtype)
     except EffcliError:
         raise
     except (TypeError, ValueError) as error:
         raise UsageError(f"optimizer '{entry.name}' refuses its hyperparameters: {first_line(error)}") from error
     except Exception as error:  # upstream raises whatever its backend raises
         raise DeviceError(
-            f"optimizer '{entry.name}' cannot make a step on {device}: {first_line(error)}; "
+            f"optimizer '{entry.name}' cannot make a step on {device} with {dtype} weights: {first_line(error)}; "
             "use another --device, or --optim adamw"
         ) from error
 

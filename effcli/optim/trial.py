@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from effcli.errors import first_line
 from effcli.optim.entry import Hyper, OptimizerEntry
 
-_SIDE = 64
-"""4,096 elements: the size from which 8-bit optimizers use their 8-bit kernels."""
+_MATRIX, _VECTOR = (64, 64), (64,)
+"""4,096 elements, the size from which 8-bit optimizers use their 8-bit kernels, and a size at which they don't."""
 
 
-def trial_step(entry: OptimizerEntry, hyper: Hyper, device: str) -> None:
-    """Make one step on a matrix of 64 x 64 elements on `device`.
+def trial_step(entry: OptimizerEntry, hyper: Hyper, device: str, dtype: str) -> None:
+    """Make one step on a small matrix on `device`, and on a vector where that takes another kernel.
 
     Raises:
-        RuntimeError: the weights are not finite afterwards.
-        Exception: whatever upstream raises over its arguments or its backend.
+        RuntimeError: the step fails, or the weights are not finite afterwards.
+        Exception: whatever upstream's constructor raises over its arguments.
     """
     import torch
 
-    param = torch.nn.Parameter(torch.ones(_SIDE, _SIDE, device=device))
-    param.grad = torch.rand_like(param) + 0.5
-    group = {"params": [param], "names": ["trial"], "hidden": [True], "weight_decay": 0.0}
-    entry.build([group], {**hyper, "overrides": ()}).step()
-    if not bool(param.isfinite().all()):
+    shapes = (_MATRIX, _VECTOR) if entry.eight_bit else (_MATRIX,)
+    params = [torch.nn.Parameter(torch.ones(shape, device=device, dtype=getattr(torch, dtype))) for shape in shapes]
+    for param in params:
+        param.grad = torch.rand_like(param) + 0.5
+    names = [f"trial.{index}" for index in range(len(params))]
+    group = {"params": params, "names": names, "hidden": [True] * len(params), "weight_decay": 0.0}
+    optimizer = entry.build([group], {**hyper, "overrides": ()})
+    try:
+        optimizer.step()
+    except Exception as error:  # upstream raises whatever its backend raises
+        raise RuntimeError(first_line(error)) from error
+    if not all(bool(param.isfinite().all()) for param in params):
         raise RuntimeError("its step on 4,096 elements gave no usable result")

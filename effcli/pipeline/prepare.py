@@ -10,6 +10,7 @@ from effcli.devices import check_precision, refuse_many_processes, resolve_devic
 from effcli.errors import UsageError
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
+from effcli.optim.overrides import override_notes
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +71,9 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     entry = registry.find(spec.optim.name)
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)
-    registry.check_works(entry, str(device), hyper)
+    weights = "bfloat16" if spec.loop.precision == "bf16-pure" else "float32"
+    registry.check_works(entry, str(device), hyper, weights)
+    say(*override_notes(hyper))
     if spec.uses_builtin_demo:
         say(
             "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "
