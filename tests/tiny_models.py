@@ -8,12 +8,18 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer
 from effcli.optim.entry import OptimizerEntry
-from effcli.optim.groups import decay_groups
+from effcli.optim.groups import decay_groups, hidden_names
 from effcli.optim.hyper import resolve_hyper
 from effcli.spec import OptimSpec
 from effcli.units import ParamInfo
@@ -31,10 +37,35 @@ def tiny_gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=1000, n_embd=64, n_layer=2, n_head=2, n_positions=64))
 
 
+def tiny_t5() -> PreTrainedModel:
+    """Return a sequence-to-sequence model whose embedding serves encoder, decoder and head."""
+    sizes = {"d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=500, **sizes))
+
+
+def tiny_vit() -> PreTrainedModel:
+    """Return an image classifier with a convolution and position embeddings outside any embedding module."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    return ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=3, **sizes))
+
+
+def tiny_mixtral() -> PreTrainedModel:
+    """Return a mixture of experts, which transformers 5 keeps in tensors of three dimensions."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=500, num_key_value_heads=1, num_local_experts=4, **sizes))
+
+
 def infos(model: torch.nn.Module) -> list[ParamInfo]:
     """Return what the state laws see of a model."""
+    hidden = hidden_names(model)
     return [
-        ParamInfo(name=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch."), trainable=p.requires_grad)
+        ParamInfo(
+            name=name,
+            shape=tuple(p.shape),
+            dtype=str(p.dtype).removeprefix("torch."),
+            trainable=p.requires_grad,
+            hidden=name in hidden,
+        )
         for name, p in model.named_parameters()
     ]
 
