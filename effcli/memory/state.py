@@ -18,7 +18,7 @@ class StateSummary:
 
     `by_parameter` and `shared_bytes` (tables that all parameters point to) add up to `state_bytes`, as do `tensors`
     and `placements`; a parameter without state is not in `by_parameter`. `num_quantised` of `num_parameters` trainable
-    parameters hold their state in fewer bits.
+    parameters, with `quantised_elements` of `parameter_elements`, hold their state in fewer bits.
     """
 
     basis: Basis
@@ -30,6 +30,8 @@ class StateSummary:
     placements: dict[Placement, int]
     num_parameters: int
     num_quantised: int
+    parameter_elements: int
+    quantised_elements: int
 
 
 def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyper) -> StateSummary:
@@ -52,10 +54,11 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
     placements: Counter[Placement] = Counter()
     by_parameter: dict[str, int] = {}
     shared: dict[str, int] = {}
-    num_quantised = 0
+    quantised: list[int] = []
     for param in trainable:
         layout = entry.state_layout(param, hyper_for(param.name, hyper))
-        num_quantised += any(tensor.role is Role.QUANTISATION for tensor in layout)
+        if any(tensor.role is Role.QUANTISATION for tensor in layout):
+            quantised.append(param.num_elements)
         if layout:
             by_parameter[param.name] = sum(tensor.num_bytes for tensor in layout if not tensor.shared)
         for tensor in layout:
@@ -75,5 +78,7 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
         shared_bytes=sum(shared.values()),
         placements={placement: num_bytes for placement, num_bytes in placements.items() if num_bytes},
         num_parameters=len(trainable),
-        num_quantised=num_quantised,
+        num_quantised=len(quantised),
+        parameter_elements=sum(param.num_elements for param in trainable),
+        quantised_elements=sum(quantised),
     )

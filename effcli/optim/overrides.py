@@ -58,7 +58,7 @@ def check_overrides(hyper: Hyper, names: Iterable[str]) -> None:
     known = list(names)
     overrides: tuple[Override, ...] = tuple(hyper.get("overrides", ()))
     for override in overrides:
-        check_patterns((override.pattern,), known, override.flag)
+        check_patterns((override.pattern,), known, override.flag, "trainable parameter")
     for index, later in enumerate(overrides):
         for earlier in overrides[:index]:
             if earlier.flag != later.flag and _differ(earlier, later):

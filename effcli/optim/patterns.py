@@ -23,8 +23,8 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
 
 
-def check_patterns(patterns: Iterable[str], names: Iterable[str], flag: str) -> None:
-    """Raise unless every pattern of `flag` fits at least one of the trainable parameters' names.
+def check_patterns(patterns: Iterable[str], names: Iterable[str], flag: str, kind: str = "parameter") -> None:
+    """Raise unless every pattern of `flag` fits at least one of the names; `kind` says of what they are names.
 
     Raises:
         UsageError: a pattern is empty or fits nothing.
@@ -33,4 +33,4 @@ def check_patterns(patterns: Iterable[str], names: Iterable[str], flag: str) -> 
     for pattern in patterns:
         if not pattern or not any(matches(name, (pattern,)) for name in known):
             example = f"; a name looks like '{known[0]}'" if known else ""
-            raise UsageError(f"{flag} '{pattern}' fits no parameter{example}")
+            raise UsageError(f"{flag} '{pattern}' fits no {kind}{example}")

@@ -25,7 +25,10 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
     from effcli.pipeline.prepare import prepare
 
     prepared = prepare(spec, progress)
-    return planned_record(prepared, build(prepared, meta=True), out=spec.output.out)
+    built = build(prepared, meta=True)
+    for note in (*built.notes, *built.state_notes):
+        progress.note(note)
+    return planned_record(prepared, built, out=spec.output.out)
 
 
 def train(

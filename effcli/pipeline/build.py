@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import get_scheduler, set_seed
 
+from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.build import build_model, freeze, parameter_infos, recompute_activations
 from effcli.optim.groups import decay_groups
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The model with its parameter groups, and the state that was predicted from shapes alone."""
+    """The model with its parameter groups, and the state that was predicted from shapes alone.
+
+    `notes` are about the weights, `state_notes` about the state.
+    """
 
     model: PreTrainedModel
     groups: list[dict[str, Any]]
     parameters: tuple[ParamInfo, ...]
     state: StateSummary
     notes: tuple[str, ...]
+    state_notes: tuple[str, ...]
 
 
 def build(prepared: Prepared, *, meta: bool) -> Built:
@@ -50,12 +55,14 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     if spec.loop.gradient_checkpointing:
         recompute_activations(model, prepared.source.name)
     parameters = parameter_infos(model)
+    eight_bit = eight_bit_note(prepared.entry, parameters, prepared.hyper)
     return Built(
         model=model,
         groups=decay_groups(model, spec.optim.weight_decay if prepared.entry.takes_weight_decay else 0.0),
         parameters=parameters,
         state=predict_state(prepared.entry, parameters, prepared.hyper),
         notes=notes,
+        state_notes=(eight_bit,) if eight_bit else (),
     )
 
 

@@ -56,7 +56,7 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
         ),
         total_updates=prepared.total_updates,
         baselines=_baselines(prepared),
-        notes=(*prepared.notes, *built.notes),
+        notes=(*prepared.notes, *built.notes, *built.state_notes),
     )
 
 

@@ -42,7 +42,7 @@ def train(
     if resume:  # the weights come from the checkpoint, whatever they were made of at first
         built = replace(built, notes=())
     record = planned_record(prepared, built, out=out)
-    for note in built.notes:
+    for note in (*built.notes, *built.state_notes):
         progress.note(note)
     progress.note(expectation(record))
     run = Run(prepared, built, folder, progress, record)
