@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import codecs
-import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from effcli.errors import UsageError
 from effcli.faults import explain
+from effcli.values import Scalar, as_list, scalars
 
 Task = Literal["classification", "causal-lm"]
 Engine = Literal["pytorch", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Scheduler = Literal["linear", "cosine", "constant"]
-Scalar = bool | int | float | str
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -25,49 +24,6 @@ LARGEST = 2**31 - 1
 """Largest count that every library below takes."""
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
-_LONGEST_INTEGER = 4300
-"""Digits at which Python refuses to read an integer."""
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-
-def as_list(value: Any) -> Any:
-    """Return a single text as a list of one, nothing as an empty list, and anything else as it is."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else value
-
-
-def as_scalar(key: str, value: Any) -> Scalar:
-    """Return an optimizer argument as the boolean, integer, float or text that its writing says.
-
-    The type that the optimizer expects is not known here, so `true`, `1`, `1e-4` and `mean` decide by their form; `no`
-    and `off` stay texts, and nothing becomes the text `none`, which the registry reads as "switched off".
-
-    Raises:
-        ValueError: the value is neither a text, a finite number nor a boolean.
-    """
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        if value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if _INTEGER.fullmatch(value) and len(value) < _LONGEST_INTEGER:
-            return int(value)
-        value = float(value) if _FLOAT.fullmatch(value) else value
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{key} has no single value; give a text, a number, true or false")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{key} is not a finite number")
-    return value
-
-
-def _scalars(value: Any, example: str) -> Any:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} is no set of keys with values; write {example}")
-    return {key: as_scalar(key, given) for key, given in value.items()}
 
 
 class Section(BaseModel):
@@ -194,18 +150,18 @@ class OptimSpec(Section):
 
     @field_validator("args", mode="before")
     @classmethod
-    def _args_are_scalars(cls, value: Any) -> Any:
-        return _scalars(value, "optim.args.momentum=0.9")
+    def _args_arescalars(cls, value: Any) -> Any:
+        return scalars(value, "optim.args.momentum=0.9")
 
     @field_validator("overrides", mode="before")
     @classmethod
-    def _overrides_are_scalars(cls, value: Any) -> Any:
+    def _overrides_arescalars(cls, value: Any) -> Any:
         example = "overrides: {embed: {lr: 1e-5}}"
         if value is None:
             return {}
         if not isinstance(value, Mapping):
             raise ValueError(f"{value!r} is no set of patterns with hyperparameters; write {example}")
-        return {pattern: _scalars(values, example) for pattern, values in value.items()}
+        return {pattern: scalars(values, example) for pattern, values in value.items()}
 
     @field_validator("optim_bits", mode="before")
     @classmethod
@@ -288,13 +244,48 @@ class RunSpec(Section):
         return self.model.name is None and self.data.train is None
 
 
+class EstimatedModelSpec(ModelSpec):
+    """Which model is estimated, with which head; more tasks than the loops can train."""
+
+    task: Text | None = None  # type: ignore[assignment]
+    """What is learnt; none means what people fine-tune such a model for."""
+    num_labels: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Classes of a classification head; none means the configuration's own, or 2."""
+
+
+class EstimateSpec(Section):
+    """An estimate: one model, several optimizers."""
+
+    model: EstimatedModelSpec
+    optimizers: tuple[OptimSpec, ...] = Field(min_length=1)
+    precision: Precision = "fp32"
+    """As in training: only bf16-pure changes what weights and gradients are held in."""
+
+
 def build_spec(values: Mapping[str, Any]) -> RunSpec:
     """Return the specification that nested sections describe; texts become the type that each field declares.
 
     Raises:
         UsageError: one line with every fault, each naming its field, what was given and what is allowed.
     """
+    return _build(RunSpec, values)
+
+
+def build_estimate_spec(values: Mapping[str, Any]) -> EstimateSpec:
+    """Return the specification of an estimate; see `build_spec`."""
+    return _build(EstimateSpec, values)
+
+
+def build_optim_spec(values: Mapping[str, Any]) -> OptimSpec:
+    """Return the settings of one optimizer; see `build_spec`."""
+    return _build(OptimSpec, values)
+
+
+_Spec = TypeVar("_Spec", bound=Section)
+
+
+def _build(kind: type[_Spec], values: Mapping[str, Any]) -> _Spec:
     try:
-        return RunSpec.model_validate(dict(values))
+        return kind.model_validate(dict(values))
     except ValidationError as error:
         raise UsageError(explain(error)) from error

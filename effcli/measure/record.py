@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from effcli.errors import DataError
 from effcli.facts import Fact
+from effcli.memory.layers import PartAmount
 from effcli.memory.plan import MemoryPlan
 from effcli.units import StateAmount
 
@@ -156,6 +157,25 @@ class RunRecord(Fact):
     notes: tuple[str, ...] = ()
     status: Status = "planned"
     failure: str | None = None
+
+
+class EstimateRecord(Fact):
+    """One model with several optimizers, before any run: what they hold before activations.
+
+    `buffers_bytes` are tensors that are no parameters; `tied` the names under which a parameter occurs again. `layers`
+    and `largest` are empty unless they were asked for.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "estimate"
+    precision: str
+    model: ModelFacts
+    buffers_bytes: int
+    tied: tuple[str, ...]
+    optimizers: tuple[OptimizerFacts, ...]
+    layers: tuple[PartAmount, ...] = ()
+    largest: tuple[PartAmount, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_record(path: Path) -> RunRecord:

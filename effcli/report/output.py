@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from effcli.measure.record import RunRecord
+    from effcli.measure.record import EstimateRecord, RunRecord
 
 PIPE_COLUMNS = 80
 """Width where there is no terminal to ask and COLUMNS is not set."""
@@ -61,6 +61,16 @@ def emit(record: RunRecord, json: bool, quiet: bool) -> None:
     from effcli.report.tables import render_run
 
     render_run(record, make_console(stderr=False), notes=not quiet and not is_terminal(sys.stdout))
+
+
+def emit_estimate(record: EstimateRecord, json: bool, quiet: bool) -> None:
+    """Write an estimate to stdout: one JSON document, or the tables; `quiet` leaves out the notes."""
+    if json:
+        emit_json(record.model_dump(mode="json"))
+        return
+    from effcli.report.estimate import render_estimate
+
+    render_estimate(record, make_console(stderr=False), notes=not quiet)
 
 
 def emit_json(document: Mapping[str, Any]) -> None:

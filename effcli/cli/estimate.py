@@ -1,0 +1,76 @@
+"""`effcli estimate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from effcli.cli import options as o
+from effcli.cli.flags import given_fields, one_model
+
+Optimizers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--optim",
+        help="Optimizer, by a name that `effcli optimizers` lists or as package.module:Class; repeatable; all: every "
+        "one. Default: a choice from adamw to what saves most.",
+        metavar="NAME|CLASS|all",
+        rich_help_panel=o.OPTIM,
+        show_default=False,
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="classification, causal-lm, masked-lm, seq2seq, token-classification, image-classification, ... "
+        "Default: what people fine-tune such a model for.",
+        metavar="NAME",
+        rich_help_panel=o.MODEL,
+        show_default=False,
+    ),
+]
+NumLabels = Annotated[
+    str | None,
+    typer.Option(
+        help="Classes of a classification head. Default: the model's own, or 2.",
+        metavar="INTEGER",
+        rich_help_panel=o.MODEL,
+        show_default=False,
+    ),
+]
+PerLayer = Annotated[bool, typer.Option("--per-layer", help="Show the amounts of each layer.")]
+Top = Annotated[int, typer.Option("--top", help="Show so many of the largest tensors.", metavar="INTEGER", min=0)]
+
+
+def estimate(
+    ctx: typer.Context,
+    model_argument: o.ModelArgument = None,
+    model: o.Model = None,
+    task: Task = None,
+    num_labels: NumLabels = None,
+    freeze: o.Freeze = None,
+    optim: Optimizers = None,
+    beta1: o.Beta1 = None,
+    optim_arg: o.OptimArg = None,
+    keep_32bit: o.Keep32bit = None,
+    min_8bit_size: o.Min8bitSize = None,
+    optim_bits: o.OptimBits = None,
+    override: o.OverrideOption = None,
+    precision: o.Precision = None,
+    per_layer: PerLayer = False,
+    top: Top = 0,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Say what a model and optimizers hold before activations; needs no weights, no GPU and mostly no network."""
+    flags = given_fields({**ctx.params, "model": one_model(model_argument, model)})
+    if num_labels is not None:
+        flags.setdefault("model", {})["num_labels"] = num_labels
+
+    from effcli.pipeline.estimate import estimate, resolve_estimate  # pydantic: not for --help
+    from effcli.report.output import emit_estimate
+
+    record = estimate(resolve_estimate(flags), per_layer=per_layer, top=top)
+    emit_estimate(record, json=as_json, quiet=quiet)

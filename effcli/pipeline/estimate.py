@@ -1,0 +1,104 @@
+"""`estimate`: what a model and several optimizers hold before activations, from shapes alone. No torch by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from effcli.errors import UsageError
+from effcli.measure.record import EstimateRecord
+from effcli.memory.layers import largest_tensors, layer_amounts
+from effcli.memory.state import predict_state
+from effcli.models.known import known_model
+from effcli.optim import registry
+from effcli.optim.entry import OptimizerEntry
+from effcli.optim.patterns import check_patterns, matches
+from effcli.pipeline.amounts import model_facts, optimizer_facts
+from effcli.recipes import overlay
+from effcli.shapes import ModelShapes
+from effcli.spec import EstimateSpec, build_estimate_spec, build_optim_spec
+from effcli.units import ParamInfo
+
+DEFAULT_OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "lion8bit", "adamw4bit", "sgd")
+"""What is estimated when nothing is asked for: the three that the course compares, and some that save more."""
+ALL = "all"
+
+
+def resolve_estimate(flags: Mapping[str, Any]) -> EstimateSpec:
+    """Return the specification of an estimate from nested sections: `model`, `optim` (with a list of names), `loop`.
+
+    A setting of an optimizer goes to each of the named ones that knows it, and must be known to one at least.
+
+    Raises:
+        UsageError: an unknown name, value or setting.
+    """
+    optim = dict(flags.get("optim") or {})
+    names = optim.pop("name", None) or DEFAULT_OPTIMIZERS
+    if ALL in names:
+        names = [entry.name for entry in registry.entries()]
+    entries = [registry.find(name) for name in names]
+    settings = [{key: value} for key, value in optim.items() if key != "args"]
+    settings += [{"args": {key: value}} for key, value in (optim.get("args") or {}).items()]
+    taken: list[dict[str, Any]] = [{"name": name} for name in names]
+    for setting in settings:
+        knowing = [index for index, entry in enumerate(entries) if _knows(entry, setting)]
+        for index in knowing or [0]:
+            taken[index] = overlay(taken[index], setting)
+    return build_estimate_spec({"model": flags.get("model") or {}, "optimizers": taken, **(flags.get("loop") or {})})
+
+
+def _knows(entry: OptimizerEntry, setting: Mapping[str, Any]) -> bool:
+    try:
+        registry.resolve_hyper(entry, build_optim_spec({"name": entry.name, **setting}))
+    except UsageError:
+        return False
+    return True
+
+
+def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0) -> EstimateRecord:
+    """Return the bytes of weights, gradients and each optimizer's state, with the rule of thumb beside them.
+
+    With `per_layer` also by parameter and by layer; `top` asks for that many of the largest tensors.
+
+    Raises:
+        UsageError: an unknown optimizer, hyperparameter, task or pattern, or a model that cannot be used.
+        UnreachableError: the model is neither in the catalogue nor on this machine, and the hub does not give it.
+    """
+    entries = [registry.find(optim.name) for optim in spec.optimizers]
+    settled = [registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optimizers, strict=True)]
+    if spec.model.name is None:
+        raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
+    known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
+    parameters = _held(known.shapes, spec)
+    model = model_facts(
+        name=known.name, architecture=known.shapes.architecture, task=known.shapes.task, parameters=parameters
+    )
+    states = [predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)]
+    return EstimateRecord(
+        precision=spec.precision,
+        model=model,
+        buffers_bytes=known.shapes.buffers_bytes,
+        tied=known.shapes.tied,
+        optimizers=tuple(
+            optimizer_facts(entry, state, model, per_parameter=per_layer)
+            for entry, state in zip(entries, states, strict=True)
+        ),
+        layers=layer_amounts(parameters, states) if per_layer else (),
+        largest=largest_tensors(parameters, states, top),
+        notes=known.notes,
+    )
+
+
+def _held(shapes: ModelShapes, spec: EstimateSpec) -> tuple[ParamInfo, ...]:
+    """Return the parameters as training holds them: their dtype, and which of them are frozen.
+
+    Raises:
+        UsageError: a pattern of `--freeze` fits nothing.
+    """
+    check_patterns(spec.model.freeze, [parameter.name for parameter in shapes.parameters], "--freeze")
+    dtype = "bfloat16" if spec.precision == "bf16-pure" else "float32"
+    return tuple(
+        replace(parameter, dtype=dtype, trainable=not matches(parameter.name, spec.model.freeze))
+        for parameter in shapes.parameters
+    )

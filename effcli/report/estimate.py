@@ -1,0 +1,103 @@
+"""What an estimate says, as tables for a terminal; reads only the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from effcli.report.bars import FILLS, stacked_bar
+from effcli.report.layout import fact_grid, print_parts, ruled_table
+from effcli.report.text import plain
+from effcli.units import Basis, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from effcli.measure.record import EstimateRecord, OptimizerFacts
+    from effcli.memory.layers import PartAmount
+
+_WIDTH = 79
+_SHORTEST_BAR, _LONGEST_BAR = 8, 30
+_MOST_STATES = 3
+
+
+def render_estimate(record: EstimateRecord, console: Console, *, notes: bool) -> None:
+    """Print model, optimizers and, where they were asked for, layers and largest tensors."""
+    title = Text(plain(f"effcli estimate: {record.model.name}"), style="bold")
+    parts = [
+        fact_grid(_facts(record)),
+        _optimizers(record),
+        _parts("By layer", record.layers, record),
+        _parts("Largest tensors", record.largest, record),
+        fact_grid(_explanations(record)),
+    ]
+    if notes and record.notes:
+        parts.append(fact_grid(("note", note) for note in record.notes))
+    console.print(title)
+    print_parts(parts, console)
+
+
+def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
+    model = record.model
+    frozen = model.num_parameters - model.num_trainable_parameters
+    yield "type", f"{model.architecture}, {model.task}"
+    yield (
+        "parameters",
+        f"{format_count(model.num_trainable_parameters)} trainable + {format_count(frozen)} frozen = "
+        f"{format_count(model.num_parameters)}, in {format_count(model.num_parameter_tensors)} tensors",
+    )
+    if record.tied:
+        yield "tied", f"counted once: {', '.join(record.tied[:3])}{', ...' if len(record.tied) > 3 else ''}"
+    yield "precision", record.precision
+    yield "weights", format_bytes(model.weights_bytes)
+    yield "gradients", format_bytes(model.gradients_bytes)
+    if record.buffers_bytes:
+        yield "buffers", f"{format_bytes(record.buffers_bytes)}, no parameters and in no total"
+    yield "activations", "not included: every total is a lower bound"
+
+
+def _optimizers(record: EstimateRecord) -> Table:
+    """Return a row per optimizer; the bars take what the amounts leave of 80 columns."""
+    rows = [_amounts(optimizer) for optimizer in record.optimizers]
+    heads = ("optimizer", "state", "rule of thumb", "total")
+    used = sum(max(len(head), *(len(row[column]) for row in rows)) + 2 for column, head in enumerate(heads))
+    width = min(_LONGEST_BAR, max(_SHORTEST_BAR, _WIDTH - used))
+    table = ruled_table(f"Before activations: {FILLS[0]} weights, {FILLS[1]} gradients, {FILLS[2]} state", *heads)
+    table.add_column("", no_wrap=True)
+    largest = max(optimizer.total_before_activations_bytes for optimizer in record.optimizers)
+    for row, optimizer in zip(rows, record.optimizers, strict=True):
+        parts = (record.model.weights_bytes, record.model.gradients_bytes, optimizer.state_bytes)
+        table.add_row(*row, stacked_bar(parts, largest, width))
+    return table
+
+
+def _amounts(optimizer: OptimizerFacts) -> tuple[str, str, str, str]:
+    rule = optimizer.rule_of_thumb_bytes
+    return (
+        plain(optimizer.name) + ("" if optimizer.basis == Basis.EXACT else f" ({optimizer.basis})"),
+        format_bytes(optimizer.state_bytes),
+        "-" if rule is None else format_bytes(rule),
+        format_bytes(optimizer.total_before_activations_bytes),
+    )
+
+
+def _parts(title: str, parts: tuple[PartAmount, ...], record: EstimateRecord) -> Table:
+    """Return a row per part: its weights, and its state in each of the first optimizers."""
+    names = [plain(optimizer.name) for optimizer in record.optimizers[:_MOST_STATES]]
+    table = ruled_table(f"{title}: weights, and the state of each optimizer", "part", "weights", *names)
+    for part in parts:
+        table.add_row(
+            plain(part.name) + (f" ({part.repeats} x)" if part.repeats > 1 else ""),
+            *(format_bytes(num_bytes) for num_bytes in (part.weights_bytes, *part.state_bytes[: len(names)])),
+        )
+    return table
+
+
+def _explanations(record: EstimateRecord) -> Iterable[tuple[str, str]]:
+    if any(optimizer.rule_of_thumb_bytes is not None for optimizer in record.optimizers):
+        yield "rule", "bytes per parameter as people quote them; the state beside it is by tensor and by law"
+    if (record.layers or record.largest) and len(record.optimizers) > _MOST_STATES:
+        yield "parts", f"the first {_MOST_STATES} optimizers; --json has all"
