@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from effcli.errors import nearest
+from effcli.errors import UsageError, nearest
 from effcli.shapes import ModelShapes, from_json
 
 MODELS, SHAPES = "models.json", "shapes.jsonl"
@@ -41,6 +41,19 @@ class CatalogueModel:
 def models() -> tuple[CatalogueModel, ...]:
     """Return all models, in the order of the catalogue."""
     return tuple(_models().values())
+
+
+def matching(pattern: str | None) -> tuple[CatalogueModel, ...]:
+    """Return the models whose name or model type contains `pattern`, whatever the case; all of them without one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    wanted = (pattern or "").strip().lower()
+    found = tuple(m for m in models() if wanted in m.name.lower() or wanted in str(m.config["model_type"]))
+    if not found:
+        raise UsageError(f"no model known offline has '{pattern}' in its name.{suggestion(wanted)}")
+    return found
 
 
 def find(name: str) -> CatalogueModel | None:
