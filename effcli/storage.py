@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 _OPAQUE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module, torch.optim.Optimizer)
+_BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
+_BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """One storage: what tells it from others, its bytes, and the dtype under which it was met.
+    """One storage: what tells it from others, its bytes, the dtype under which it was met, and its device type.
 
     `handle` keeps the storage alive, so that no other one can take its address while it is being counted.
     """
@@ -23,24 +26,41 @@ class Storage:
     identity: Hashable
     num_bytes: int
     dtype: str
+    device: str
     handle: Any
 
 
 def storages(tensor: torch.Tensor) -> Iterator[Storage]:
     """Yield the storages behind a tensor: whole ones also for a view, those of the inner tensors for a subclass.
 
-    Wrapper subclasses (torchao, DTensor) are opened by `__tensor_flatten__`, sparse tensors into indices and values.
+    Wrapper subclasses (torchao, DTensor) are opened by `__tensor_flatten__`, sparse tensors into indices and values. A
+    tensor that shows no storage (MKL-DNN's layout) takes the bytes of its elements.
     """
-    dtype = str(tensor.dtype).removeprefix("torch.")
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from storages(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from storages(tensor._indices())
-        yield from storages(tensor._values())
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     else:
-        storage = tensor.untyped_storage()
-        yield Storage(identity=_identity(storage), num_bytes=storage.nbytes(), dtype=dtype, handle=storage)
+        inner = _sparse_parts(tensor)
+    if inner:
+        for part in inner:
+            yield from storages(part)
+        return
+    try:
+        handle: Any = tensor.untyped_storage()
+        identity, num_bytes = _identity(handle), handle.nbytes()
+    except NotImplementedError:
+        handle, identity, num_bytes = tensor, ("object", id(tensor)), tensor.numel() * tensor.element_size()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    yield Storage(identity=identity, num_bytes=num_bytes, dtype=dtype, device=tensor.device.type, handle=handle)
+
+
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in _BY_ROW:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in _BY_COLUMN:
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
 
 
 def _identity(storage: torch.UntypedStorage) -> Hashable:
@@ -57,39 +77,39 @@ def leaves(value: Any, part: str) -> Iterator[tuple[str, torch.Tensor | int | fl
     """Yield the tensors and numbers inside nested mappings, sequences and plain objects, each with its innermost name.
 
     `part` is the name of `value` itself. Modules, optimizers, classes and functions are not entered, and each object
-    only once.
+    only once; of objects only what they store is read, so that no property runs. NumPy arrays are passed over.
     """
-    yield from _leaves(value, part, {})
+    entered: dict[int, Any] = {}
+    waiting = [(part, value)]
+    while waiting:
+        name, item = waiting.pop()
+        if isinstance(item, torch.Tensor) or (isinstance(item, int | float) and not isinstance(item, bool)):
+            yield name, item
+        elif id(item) not in entered:
+            entered[id(item)] = item  # kept, so that no other object can take its id
+            waiting += reversed(list(_children(item, name)))
 
 
-def _leaves(value: Any, part: str, entered: dict[int, Any]) -> Iterator[tuple[str, torch.Tensor | int | float]]:
-    if isinstance(value, torch.Tensor):
-        yield part, value
-    elif isinstance(value, bool):
-        return
-    elif isinstance(value, int | float):
-        yield part, value
-    elif id(value) in entered:
-        return
-    else:
-        entered[id(value)] = value
-        for name, inner in _children(value, part):
-            yield from _leaves(inner, name, entered)
+def label(key: Any, otherwise: str) -> str:
+    """Return a key of a mapping as a name; a tensor, whose text would be its values, is named `otherwise`."""
+    return otherwise if isinstance(key, torch.Tensor) else str(key)
 
 
 def _children(value: Any, part: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        yield from ((str(name), inner) for name, inner in value.items())
+        yield from ((label(key, part), inner) for key, inner in value.items())
     elif isinstance(value, list | tuple | set | frozenset | deque):
         yield from ((part, inner) for inner in value)
     elif not isinstance(value, _OPAQUE):
-        yield from getattr(value, "__dict__", {}).items()
-        for slot in (name for cls in type(value).__mro__ for name in _slots(cls)):
-            if hasattr(value, slot):
-                yield slot, getattr(value, slot)
+        yield from _attributes(value)
 
 
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = cls.__dict__.get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else slots
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an instance stores in its dict and its slots; no code of its class runs."""
+    with suppress(AttributeError):
+        yield from object.__getattribute__(value, "__dict__").items()
+    for cls in type(value).__mro__:
+        for name, slot in vars(cls).items():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # not set
+                    yield name, slot.__get__(value)

@@ -97,7 +97,7 @@ class StateTensor:
     """One entry of the optimizer's state for one parameter.
 
     `key` is the upstream name (`exp_avg`, `state1`, ...). `num_elements` follows the counting rule of
-    `effcli.measure.optimizer_size`: quantisation constants count 0, a Python number under `step` counts 1.
+    `effcli.state_entries`: quantisation constants count 0, a Python number under `step` counts 1.
     `num_bytes` is true storage. `shared` marks a table that all parameters of the optimizer point to: it counts
     once per optimizer.
     """

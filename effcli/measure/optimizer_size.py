@@ -1,29 +1,23 @@
 """What an optimizer's state really holds: true bytes of storage, and elements of its statistics. Needs torch.
 
-Counting rules. Bytes are those of the underlying storages, each once per optimizer, seen through tensor subclasses and
-views. Elements are those of statistics; a `step` is one element even where it is a plain Python number (0 bytes);
-quantisation constants (`qmap*`, `absmax*`, scales, zero points, code books) have bytes but no elements; a tensor
-subclass has the elements of its outer shape; None is nothing.
+The counting rules stand in `effcli.state_entries`.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from effcli.storage import Storage, leaves, storages
-from effcli.units import MIB, StateAmount
+from effcli.state_entries import named_parameters_of, states_of, tally
+from effcli.units import MIB, StateAmount, format_bytes, format_count
 
 if TYPE_CHECKING:
     import torch
 
-_CONSTANT = re.compile(r"(qmap|absmax|max|new_max)\d*|quant_?map|scales?|zero_?points?|code|code_?book")
-_CODE_TABLE = re.compile(r"qmap\d*")
-_WRAPPED_BY_BITSANDBYTES = "__bnb_optimizer_quant_state__"
-"""Key under which `Optimizer8bit.state_dict` nests its tensors (bitsandbytes/optim/optimizer.py, 0.50.2)."""
+_LISTED = 3
+"""Names that a sentence lists before it breaks off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +26,8 @@ class OptimizerSize:
 
     `by_parameter` and `shared_bytes` (code tables and storages that several parameters' states hold) add up to
     `state_bytes`, as do `tensors`. A storage met under several keys counts for the first. `dtypes` are the stored ones,
-    `number` for a Python number.
+    `number` for a Python number. `without_state` names the parameters that the optimizer holds but has no state for,
+    where it has one for others: as a rule they never received a gradient.
     """
 
     state_bytes: int
@@ -42,6 +37,27 @@ class OptimizerSize:
     dtypes: dict[str, tuple[str, ...]]
     by_parameter: dict[str, int]
     shared_bytes: int
+    without_state: tuple[str, ...] = ()
+
+    @property
+    def allocated(self) -> bool:
+        """Return whether there is any state; False before the first step, and always where none is kept."""
+        return bool(self.tensors)
+
+    def describe(self) -> str:
+        """Return one line for people: the amounts, and whose state is missing."""
+        if not self.allocated:
+            return "no state: not allocated yet, which the first update does, or this optimizer keeps none"
+        line = (
+            f"{format_bytes(self.state_bytes)} in {format_count(self.num_tensors)} tensors, "
+            f"{format_count(self.state_elements)} elements"
+        )
+        return f"{line}; no state for {listed(self.without_state)}" if self.without_state else line
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Return the first few of some names in words."""
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 def compute_optimizer_size(states: Iterable[Any]) -> tuple[float, int]:
@@ -56,97 +72,45 @@ def inspect_optimizer(
 ) -> OptimizerSize:
     """Return what the optimizer's state holds, by state key and by parameter.
 
-    `names` maps parameters to names; without it the groups' own `names` serve, then positions. A wrapper that keeps the
-    real optimizer under `.optimizer`, as accelerate's does, is looked through. A state that shares the storage of a
-    parameter adds no bytes: they are the weights'.
+    `names` maps parameters to names; without it the groups' own `names` serve, then positions. Wrappers are looked
+    through. A state that shares the storage of a parameter adds no bytes: they are the weights'.
     """
-    inner: Any = optimizer
-    while getattr(inner, "optimizer", None) is not None:
-        inner = inner.optimizer
-    params = [param for group in inner.param_groups for param in group["params"]]
-    known = {id(param): str(index) for index, param in enumerate(params)}
-    for group in inner.param_groups:
-        known |= {id(param): name for param, name in zip(group["params"], group.get("names", ()), strict=False)}
-    known |= {id(param): name for param, name in (names or {}).items()}
-    unknown = "other"
-    named = ((key if isinstance(key, str) else known.get(id(key), unknown), s) for key, s in inner.state.items())
-    return inspect_states(named, weights=params)
+    given = {id(param): name for param, name in (names or {}).items()}
+    named = [(given.get(id(param), name), param) for name, param in named_parameters_of(optimizer)]
+    size = inspect_states(states_of(optimizer, named), weights=[param for _, param in named])
+    if not size.allocated:
+        return size
+    return replace(size, without_state=tuple(name for name, _ in named if name not in size.by_parameter))
 
 
 def inspect_states(states: Iterable[tuple[str, Any]], *, weights: Iterable[torch.Tensor] = ()) -> OptimizerSize:
     """Return what `(parameter name, state)` pairs hold; storages of the `weights` add no bytes.
 
-    Takes live states as well as those of a loaded `state_dict`.
+    Takes live states as well as those of a loaded `state_dict`. A parameter whose state holds nothing is not in
+    `by_parameter`.
     """
-    weight_storages = [storage for weight in weights for storage in storages(weight)]
-    tally = _Tally(excluded={storage.identity for storage in weight_storages})
-    for name, state in states:
-        tally.names.append(name)
-        for key, value in _entries(state):
-            for part, leaf in leaves(value, key):
-                tally.add(name, key, part, leaf)
-    key_bytes = dict.fromkeys(tally.elements, 0)
-    by_parameter = dict.fromkeys(tally.names, 0)
+    counted = tally(states, weights)
+    elements: Counter[str] = Counter()
+    dtypes: defaultdict[str, set[str]] = defaultdict(set)
+    by_parameter: dict[str, int] = {}
+    for (owner, key), entry in counted.entries.items():
+        elements[key] += entry.num_new_elements
+        dtypes[key] |= entry.dtypes
+        by_parameter.setdefault(owner, 0)
+    key_bytes = dict.fromkeys(elements, 0)
     shared_bytes = 0
-    for held in tally.held.values():
+    for held in counted.held.values():
         key_bytes[held.key] += held.storage.num_bytes
-        if len(held.owners) > 1 or _CODE_TABLE.fullmatch(held.key):
+        if held.is_shared:
             shared_bytes += held.storage.num_bytes
         else:
-            by_parameter[held.owners.pop()] += held.storage.num_bytes
+            by_parameter[next(iter(held.owners))] += held.storage.num_bytes
     return OptimizerSize(
         state_bytes=sum(key_bytes.values()),
-        state_elements=sum(tally.elements.values()),
-        num_tensors=len(tally.tensor_ids),
-        tensors={key: StateAmount(elements=count, bytes=key_bytes[key]) for key, count in tally.elements.items()},
-        dtypes={key: tuple(sorted(found)) for key, found in tally.dtypes.items()},
+        state_elements=elements.total(),
+        num_tensors=len(counted.tensors),
+        tensors={key: StateAmount(elements=count, bytes=key_bytes[key]) for key, count in elements.items()},
+        dtypes={key: tuple(sorted(found)) for key, found in dtypes.items()},
         by_parameter=by_parameter,
         shared_bytes=shared_bytes,
     )
-
-
-@dataclass(slots=True)
-class _Held:
-    """One storage with the key that it was first met under and the parameters whose states hold it."""
-
-    key: str
-    storage: Storage
-    owners: set[str]
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Elements and dtypes by state key, and storages by identity."""
-
-    excluded: set[Hashable]
-    names: list[str] = field(default_factory=list)
-    elements: Counter[str] = field(default_factory=Counter)
-    dtypes: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    held: dict[Hashable, _Held] = field(default_factory=dict)
-    tensor_ids: set[int] = field(default_factory=set)
-
-    def add(self, name: str, key: str, part: str, leaf: torch.Tensor | int | float) -> None:
-        """Count a tensor or number called `part`, found under `key` in the state of parameter `name`."""
-        if isinstance(leaf, int | float):
-            if part == "step":
-                self.elements[key] += 1
-                self.dtypes[key].add("number")
-            return
-        self.tensor_ids.add(id(leaf))
-        self.elements[key] += 0 if _CONSTANT.fullmatch(part) else leaf.numel()
-        for storage in storages(leaf):
-            self.dtypes[key].add(storage.dtype)
-            if storage.identity not in self.excluded:
-                self.held.setdefault(storage.identity, _Held(key, storage, set())).owners.add(name)
-
-
-def _entries(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the top-level entries of one parameter's state; a state that is no mapping is one entry."""
-    if not isinstance(state, Mapping):
-        yield "state", state
-        return
-    for key, value in state.items():
-        if key == _WRAPPED_BY_BITSANDBYTES:
-            yield from _entries(value)
-        else:
-            yield str(key), value

@@ -62,11 +62,11 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
         if layout:
             by_parameter[param.name] = sum(tensor.num_bytes for tensor in layout if not tensor.shared)
         for tensor in layout:
-            elements[tensor.key] += tensor.num_elements
             if tensor.shared and tensor.key in shared:
                 continue
             if tensor.shared:
                 shared[tensor.key] = tensor.num_bytes
+            elements[tensor.key] += tensor.num_elements
             key_bytes[tensor.key] += tensor.num_bytes
             placements[tensor.placement] += tensor.num_bytes
     return StateSummary(
