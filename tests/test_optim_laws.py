@@ -46,7 +46,7 @@ SHAPES = {
 CASES = (*SHAPES, "embedding")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CANNOT_RUN: dict[tuple[str, torch.dtype, str], str] = {}
-"""Entry, dtype, case -> why no step is possible on a CPU."""
+"""Entry, dtype, case -> words of the error with which upstream refuses a step on a CPU."""
 VARIANTS = [
     ("adamw", OptimSpec(args={"amsgrad": True})),
     ("adam-amsgrad", OptimSpec(args={"amsgrad": False})),
@@ -187,11 +187,11 @@ def test_every_combination_of_entry_dtype_and_shape_was_walked_but_the_listed_on
     assert total == len(present) * len(DTYPES) * len(CASES) - listed
 
 
-@pytest.mark.parametrize(("name", "dtype", "case"), CANNOT_RUN, ids=str)
-def test_what_is_listed_as_impossible_still_fails(name: str, dtype: torch.dtype, case: str) -> None:
-    need(find(name))
-    with pytest.raises(Exception, match=r""):
-        check(find(name), OptimSpec(name=name), AwkwardModel(dtype, (case,)))
+def test_what_is_listed_as_impossible_still_fails() -> None:
+    for (name, dtype, case), words in CANNOT_RUN.items():
+        if find(name) in installed():
+            with pytest.raises(Exception, match=words):
+                stepped(find(name), AwkwardModel(dtype, (case,)), OptimSpec(name=name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,0 +1,70 @@
+"""Whole models: the state predicted from shapes is the state of the real class, by key and by parameter."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
+
+from effcli.measure.optimizer_size import inspect_optimizer
+from effcli.memory.state import predict_state
+from effcli.optim.entry import OptimizerEntry
+from effcli.optim.registry import entries, find, resolve_hyper
+from effcli.spec import OptimSpec
+from tests.tiny_models import infos, stepped, tiny_distilbert, tiny_gpt2, tiny_mixtral, tiny_t5, tiny_vit
+
+TINY = (tiny_distilbert, tiny_gpt2, tiny_t5, tiny_vit, tiny_mixtral)
+LARGE = {"adamw": 526_264_752, "adam8bit": 134_004_336, "adafactor": 714_432}
+"""State of a classifier of the size of distilbert-base, in bytes."""
+
+each_entry = pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+
+
+def check(entry: OptimizerEntry, model: PreTrainedModel) -> int:
+    """Compare prediction and measurement; return the bytes."""
+    if entry.package is not None and importlib.util.find_spec(entry.package) is None:
+        pytest.skip(f"{entry.package} is not installed: pip install {entry.pip}")
+    torch.manual_seed(0)
+    spec = OptimSpec(name=entry.name)
+    predicted = predict_state(entry, infos(model), resolve_hyper(entry, spec))
+    measured = inspect_optimizer(stepped(entry, model, spec))
+    assert predicted.tensors == measured.tensors
+    assert {name: b for name, b in predicted.by_parameter.items() if b} == {
+        name: b for name, b in measured.by_parameter.items() if b
+    }
+    assert (predicted.state_bytes, predicted.shared_bytes) == (measured.state_bytes, measured.shared_bytes)
+    return measured.state_bytes
+
+
+def base_distilbert() -> PreTrainedModel:
+    """Return a classifier of the shape of distilbert-base-cased: 65,783,042 parameters in 104 tensors."""
+    with torch.device("meta"):
+        model = DistilBertForSequenceClassification(DistilBertConfig(vocab_size=28_996))
+    return model.to_empty(device="cpu").apply(_fill)
+
+
+def _fill(module: torch.nn.Module) -> None:
+    for param in module.parameters(recurse=False):
+        torch.nn.init.constant_(param, 0.02)
+
+
+@pytest.mark.parametrize("build", TINY)
+@each_entry
+def test_a_whole_model_takes_what_was_predicted(entry: OptimizerEntry, build: Callable[[], PreTrainedModel]) -> None:
+    check(entry, build())
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_model_of_the_size_of_distilbert_base_takes_the_published_bytes(name: str) -> None:
+    model = base_distilbert()
+    assert sum(param.numel() for param in model.parameters()) == 65_783_042
+    assert check(find(name), model) == LARGE[name]
+
+
+@pytest.mark.slow
+@each_entry
+def test_a_model_of_the_size_of_distilbert_base_takes_what_was_predicted(entry: OptimizerEntry) -> None:
+    check(entry, base_distilbert())
