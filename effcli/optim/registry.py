@@ -5,7 +5,18 @@ from __future__ import annotations
 import importlib
 
 from effcli.errors import DeviceError, EffcliError, MissingExtraError, UsageError, first_line, nearest
-from effcli.optim import bitsandbytes, native, native_muon, native_scaled, native_sgd, transformers
+from effcli.optim import (
+    bitsandbytes,
+    galore,
+    native,
+    native_muon,
+    native_scaled,
+    native_sgd,
+    pytorch_optimizer,
+    schedule_free,
+    torchao,
+    transformers,
+)
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper, resolve_hyper
 
@@ -28,6 +39,10 @@ _FAMILIES = (
     native_muon.ENTRIES,
     transformers.ENTRIES,
     bitsandbytes.ENTRIES,
+    torchao.ENTRIES,
+    galore.ENTRIES,
+    schedule_free.ENTRIES,
+    pytorch_optimizer.ENTRIES,
 )
 
 

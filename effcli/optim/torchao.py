@@ -1,0 +1,189 @@
+"""torchao's AdamW with state in 8 bit, 4 bit or fp8. Build and state law side by side; no torch at import."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from effcli.errors import UsageError
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.laws import TORCH_STEP, constant, full
+from effcli.units import ParamInfo, StateTensor
+
+if TYPE_CHECKING:
+    import torch
+
+# transformers imports torchao wherever it is installed, and torchao 0.18 then complains about kernels for quantised
+# models that do not fit this GPU or Python, and torch 2.13 about how torchao registers enums. The registry, which
+# loads this module, is imported before either of them.
+_NOISE = {
+    "torchao": ("Failed to load", "Skipping import of cpp extensions"),
+    "torch.utils._pytree": ("<enum 'KernelPreference'>", "<enum 'ScaleCalculationMode'>"),
+}
+
+
+def _silence(logger: str, beginnings: tuple[str, ...]) -> None:
+    logging.getLogger(logger).addFilter(lambda record: not record.getMessage().startswith(beginnings))
+
+
+for _logger, _beginnings in _NOISE.items():
+    _silence(_logger, _beginnings)
+
+
+def _arguments(hyper: Hyper) -> dict[str, Any]:
+    return {"lr": hyper["lr"], "betas": (hyper["beta1"], hyper["beta2"]), "eps": hyper["eps"]}
+
+
+def _builder(class_name: str) -> Callable[[Groups, Hyper], torch.optim.Optimizer]:
+    def build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
+        import torchao
+
+        from effcli.optim.groups import upstream_groups
+
+        optimizer: Any = getattr(torchao.optim, class_name)(
+            upstream_groups(groups, hyper, _arguments),
+            **_arguments(hyper),
+            block_size=hyper["block_size"],
+            bf16_stochastic_round=hyper["bf16_stochastic_round"],
+        )
+        # On the instance, as torch's schedulers do: a subclass of a class that torch has already hooked would run its
+        # step hooks twice.
+        optimizer.step = MethodType(_step, optimizer)
+        built: torch.optim.Optimizer = optimizer
+        return built
+
+    return build
+
+
+def _step(optimizer: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> float | None:
+    """Make one step, uncompiled where every weight is on a CPU.
+
+    Upstream compiles its step for each shape. On CUDA that fuses the kernels; on a CPU it takes tens of seconds and a
+    C++ compiler, for the same state.
+    """
+    import torch
+
+    on_cpu = all(param.device.type == "cpu" for group in optimizer.param_groups for param in group["params"])
+    with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
+        result: float | None = type(optimizer).step(optimizer, closure)
+        return result
+
+
+def _layout(bits: int, map_bytes: int) -> Callable[[ParamInfo, Hyper], tuple[StateTensor, ...]]:
+    def layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
+        """Return `step` and two moments: codes, a float32 scale per block and a code table of their own.
+
+        Source: `_AdamBase._new_buffer` in torchao/optim/adam.py and `zeros` in subclass_8bit.py, subclass_4bit.py and
+        subclass_fp8.py, 0.18: a moment with fewer than 4,096 elements, or a number of them that is no multiple of the
+        block size, stays a plain tensor in the weight's dtype. Each quantised moment is one tensor subclass, so codes
+        and constants share its key. fp8 needs no table.
+        """
+        num_elements, block_size = param.num_elements, hyper["block_size"]
+        moments = ("exp_avg", "exp_avg_sq")
+        if num_elements < _QUANTISED_FROM or num_elements % block_size:
+            return (TORCH_STEP, *(full(key, param) for key in moments))
+        constant_bytes = 4 * (num_elements // block_size) + map_bytes
+        quantised: list[StateTensor] = [TORCH_STEP]
+        for key in moments:
+            quantised.append(StateTensor(key=key, num_elements=num_elements, num_bytes=num_elements * bits // 8))
+            quantised.append(constant(key, constant_bytes))
+        return tuple(quantised)
+
+    return layout
+
+
+def _settle(name: str, multiple: int) -> Callable[[dict[str, Any], frozenset[str]], dict[str, Any]]:
+    def settle(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        if hyper["block_size"] < multiple or hyper["block_size"] % multiple:
+            allowed = "at least 1" if multiple == 1 else f"a multiple of {multiple}"
+            raise UsageError(f"{name}: block_size must be {allowed}, got {hyper['block_size']}")
+        return hyper
+
+    return settle
+
+
+_QUANTISED_FROM = 4096
+_ON_CPU = "on a CPU torchao's step runs uncompiled: the same state, no compiler needed, but slower than adamw."
+
+
+def _entry(
+    name: str,
+    class_name: str,
+    aliases: tuple[str, ...],
+    summary: str,
+    *,
+    bits: int,
+    map_bytes: int,
+    block_size: int,
+    paper: str,
+) -> OptimizerEntry:
+    table = f"{map_bytes:,} bytes of code table" if map_bytes else "no code table"
+    return OptimizerEntry(
+        name=name,
+        aliases=aliases,
+        summary=summary,
+        law=f"Two moments of {bits} bits an element, each with one float32 scale per block and {table} of its own; "
+        "below 4,096 elements, or where their number is no multiple of block_size, two moments in the weight's dtype. "
+        "And a 4-byte step.",
+        formula=f"2*({'n' if bits == 8 else 'n//2'} + 4*(n//block_size) + {map_bytes}) + 4 "
+        f"if n >= {_QUANTISED_FROM} and n % block_size == 0 else 2*w*n + 4",
+        source=f"{paper}; torchao/optim/adam.py, torchao 0.18",
+        package="torchao",
+        pip="torchao",
+        defaults={
+            "lr": 5e-5,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "eps": 1e-8,
+            "block_size": block_size,
+            "bf16_stochastic_round": False,
+        },
+        hyper_help={
+            "block_size": "elements that share one scale",
+            "bf16_stochastic_round": "round bf16 weights up or down at random, so that small updates count on average",
+        },
+        settle=_settle(name, 8 // bits),
+        rule_of_thumb_bytes=lambda num_parameters: 2 * num_parameters * bits // 8,
+        build=_builder(class_name),
+        state_layout=_layout(bits, map_bytes),
+        cpu_note=f"{name}: {_ON_CPU}",
+    )
+
+
+# Upstream's `amsgrad` is left out: its step takes the maximum of two quantised states, which the tensor subclasses do
+# not implement (0.18), so that it fails at the first parameter of 4,096 elements.
+ENTRIES = (
+    _entry(
+        "adamw8bit-ao",
+        "AdamW8bit",
+        ("adamw_torch_8bit",),
+        "8-bit AdamW of torchao, block-wise, in plain torch.",
+        bits=8,
+        map_bytes=256 * 4,
+        block_size=256,
+        paper="Dettmers et al., arXiv 2110.02861",
+    ),
+    _entry(
+        "adamw4bit",
+        "AdamW4bit",
+        ("adamw_torch_4bit",),
+        "4-bit AdamW of torchao, block-wise.",
+        bits=4,
+        map_bytes=16 * 4,
+        block_size=128,
+        paper="Li et al., arXiv 2309.01507",
+    ),
+    _entry(
+        "adamwfp8",
+        "AdamWFp8",
+        (),
+        "AdamW of torchao with moments in fp8 (e4m3); on CUDA for compute capability 8.9 and later.",
+        bits=8,
+        map_bytes=0,
+        block_size=256,
+        paper="float8_e4m3fn of torch",
+    ),
+)
