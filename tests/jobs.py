@@ -88,17 +88,20 @@ def rows(count: int, task: str) -> list[dict[str, Any]]:
 
 @dataclass
 class Recorder:
-    """Observer that keeps what it is told, and the learning rate that each step used."""
+    """Observer that keeps what it is told, the learning rate that each step used, and the limit of its norm."""
 
     seed: int = 42
+    read_limit: Callable[[], float | None] = lambda: None
     results: list[UpdateResult] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    limits: list[float | None] = field(default_factory=list)
 
     def train_begin(self) -> None:
         set_seed(self.seed)
 
     def after_update(self, result: UpdateResult) -> None:
         self.results.append(result)
+        self.limits.append(self.read_limit())
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Outcome:
     losses: list[float]
     grad_norms: list[float]
     rates: list[float]
+    limits: list[float | None]
     weights: dict[str, torch.Tensor]
     model: torch.nn.Module
 
@@ -156,7 +160,8 @@ def run_job(
         seed=42,
         percentile_clipping=percentile,
     )
-    PercentileClipping(model, optimizer, loop)
+    clipping = PercentileClipping(model, optimizer, loop)
+    recorder.read_limit = lambda: clipping.limit
     loader = EpochLoader(
         made_rows,
         batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42),
@@ -180,6 +185,7 @@ def run_job(
         losses=[result.loss for result in recorder.results],
         grad_norms=[result.grad_norm for result in recorder.results],
         rates=recorder.rates,
+        limits=recorder.limits,
         weights={name: value.detach().clone() for name, value in model.state_dict().items()},
         model=model,
     )

@@ -72,13 +72,21 @@ class PercentileClipping:
         self._in_step = False
 
 
-def clipping_notes(percentile: float | None, history: Sequence[Update]) -> tuple[str, ...]:
-    """Return a sentence on how often and to which norm a run was clipped; nothing without percentile clipping."""
-    made = [(line.grad_norm, line.clip_norm) for line in history if line.grad_norm is not None and line.clip_norm]
-    if percentile is None or not made:
+def clipping_notes(loop: Loop, history: Sequence[Update]) -> tuple[str, ...]:
+    """Return a sentence on how often, and to which norm, a run was clipped; nothing without percentile clipping."""
+    made = [
+        (line.grad_norm, line.clip_norm)
+        for line in history
+        if line.grad_norm is not None and line.clip_norm is not None
+    ]
+    if loop.percentile_clipping is None or not made:
         return ()
     clipped = sum(norm > limit for norm, limit in made)
-    return (
-        f"Percentile clipping at {percentile:g}: {clipped} of {len(made)} updates clipped, "
-        f"the last limit was {made[-1][1]:.4g}.",
+    note = (
+        f"Percentile clipping at {loop.percentile_clipping:g}: {clipped} of {len(made)} updates clipped, the last "
+        f"limit was {made[-1][1]:.4g}"
     )
+    by_fixed_limit = sum(limit == loop.max_norm < norm for norm, limit in made)
+    if by_fixed_limit:
+        note += f"; in {by_fixed_limit} of them --max-grad-norm {loop.max_norm:g} was the smaller limit (0 lifts it)"
+    return (f"{note}.",)

@@ -221,7 +221,7 @@ class Run:
     def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
         """Return the final record after writing it."""
         updates = session.update - self._start_update
-        notes = (*self._without_gradient(), *clipping_notes(self._loop.percentile_clipping, session.history))
+        notes = (*self._without_gradient(), *clipping_notes(self._loop, session.history))
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
