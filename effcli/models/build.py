@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
 from effcli.hub import hub_errors
+from effcli.models.flags import require
+from effcli.models.lora import plain_model
 from effcli.models.source import ModelSource, unusable
+from effcli.models.stable_embedding import marked_embeddings, rebuilding, replace_embeddings
 from effcli.optim.groups import hidden_names
 from effcli.optim.patterns import check_patterns, matches
 from effcli.units import ParamInfo
@@ -24,13 +28,14 @@ if TYPE_CHECKING:
 def build_model(
     source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype, meta: bool = False
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """Return the model with the head of the task, weights in `dtype`, and what was newly made in it.
+    """Return the model with the head of the task, weights in `dtype`, and the names of those that its files lack.
 
     The caller sets the seed first, since a new head is drawn from it. With `meta` no memory is allocated and no weights
-    are read.
+    are read. A model that was saved with StableEmbeddings has them again.
 
     Raises:
         UsageError: the architecture has no head for the task, or its files cannot be used.
+        MissingExtraError: the model has StableEmbeddings and bitsandbytes is not installed.
     """
     import torch
     import transformers
@@ -54,18 +59,25 @@ def build_model(
             f"'{source.name}' ({config.model_type}) is an encoder: each position sees the tokens that follow, so "
             "--task causal-lm would learn nothing of use; give a decoder such as gpt2"
         )
-    if meta:
-        with torch.device("meta"), unusable(source.name, "config.json"):
-            return auto.from_config(config, dtype=dtype), ()
-    if not source.has_weights:
-        with unusable(source.name, "config.json"):
-            return auto.from_config(config, dtype=dtype), ("All weights are random: the model comes without any.",)
+    with unusable(source.name, "config.json"):
+        stable = marked_embeddings(config)
+        if stable:
+            require("bitsandbytes", f"--model '{source.name}'")
+        if meta or not source.has_weights:
+            with torch.device("meta") if meta else nullcontext():
+                model = auto.from_config(config, dtype=dtype)
+                if stable:
+                    replace_embeddings(model, stable)
+            return model, ()
     with unusable(source.name, "weights"), hub_errors("model", source.name, flag="--model"):
-        model, loading = auto.from_pretrained(
+        maker = rebuilding(known[type(config)], stable) if stable else auto
+        model, loading = maker.from_pretrained(
             source.path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    fresh = sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])})
-    return model, (f"Newly made, with random weights: {', '.join(fresh)}.",) if fresh else ()
+        fresh = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+        if lacking := [name for name in stable if f"{name}.norm.weight" in fresh]:
+            raise ValueError(f"they lack the LayerNorm of the StableEmbedding '{lacking[0]}'")
+    return model, tuple(sorted(fresh))
 
 
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
@@ -80,17 +92,18 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def recompute_activations(model: PreTrainedModel, name: str) -> None:
+def recompute_activations(model: torch.nn.Module, name: str) -> None:
     """Make the backward pass recompute the layers' activations.
 
     Raises:
         UsageError: the architecture does not support it.
     """
-    if not model.supports_gradient_checkpointing:
+    plain = plain_model(model)
+    if not plain.supports_gradient_checkpointing:
         raise UsageError(
-            f"--gradient-checkpointing: '{name}' ({model.config.model_type}) cannot recompute activations; leave it out"
+            f"--gradient-checkpointing: '{name}' ({plain.config.model_type}) cannot recompute activations; leave it out"
         )
-    model.activation_checkpointing_enable()
+    plain.activation_checkpointing_enable()
 
 
 def parameter_infos(model: torch.nn.Module) -> tuple[ParamInfo, ...]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from effcli.errors import UsageError
 from effcli.optim.overrides import Override
+from effcli.units import format_count
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +47,42 @@ def embeddings_of(model: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, .
     return plain, tuple(name for name, kind in found if kind is not torch.nn.Embedding)
 
 
+def use_stable_embeddings(model: PreTrainedModel, name: str) -> tuple[str, ...]:
+    """Replace every plain embedding of the model called `name`; return what should be said about it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    plain, special = embeddings_of(model)
+    left = f"{', '.join(special)} compute{'s' if len(special) == 1 else ''} something else than a look-up"
+    if not plain:
+        raise UsageError(
+            f"--stable-embedding: '{name}' has no embedding that can be replaced"
+            f"{f': {left}' if special else ''}; leave the flag out"
+        )
+    before = sum(param.numel() for param in model.parameters())
+    replace_embeddings(model, plain)
+    added = sum(param.numel() for param in model.parameters()) - before
+    note = (
+        f"StableEmbedding replaces {_embeddings(plain)}: their LayerNorms add {format_count(added)} parameters and "
+        "change what the model computes. A plain from_pretrained cannot rebuild it; effcli does, by the marker "
+        f"{MARKER} in its config.json."
+    )
+    return (note, f"No StableEmbedding there: {left}.") if special else (note,)
+
+
+def rebuilt_note(names: Sequence[str]) -> str:
+    """Return what should be said about a model that comes with StableEmbeddings."""
+    return (
+        f"StableEmbedding replaces {_embeddings(names)}, as the model's config.json says; a plain from_pretrained "
+        "would leave out their LayerNorms."
+    )
+
+
+def _embeddings(names: Sequence[str]) -> str:
+    return f"{len(names)} embedding{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+
+
 def replace_embeddings(model: PreTrainedModel, names: Sequence[str]) -> None:
     """Put a StableEmbedding in the place of each embedding named, over the same weights, and mark the configuration.
 
@@ -68,8 +106,9 @@ def _stable(old: Any) -> torch.nn.Module:
     """Return a StableEmbedding over the weights of `old`, its LayerNorm fresh and in float32.
 
     `StableEmbedding.forward` casts to torch's default dtype before the norm, which therefore stays in float32 over
-    bf16 weights too. Its constructor would draw random weights, which the meta device spares the generator, and leaves
-    an override in the process-wide manager (bitsandbytes/nn/modules.py, 0.50.2); ours are in the hyperparameters.
+    bf16 weights too. Its constructor draws random weights unless it is given some, wraps those into another Parameter,
+    which would break ties, and leaves an override in the process-wide manager, which would bind later optimizers
+    (bitsandbytes/nn/modules.py, 0.50.2).
     """
     import torch
     from bitsandbytes.nn import StableEmbedding
@@ -83,7 +122,7 @@ def _stable(old: Any) -> torch.nn.Module:
         norm_type=old.norm_type,
         scale_grad_by_freq=old.scale_grad_by_freq,
         sparse=old.sparse,
-        device="meta",
+        _weight=old.weight,
     )
     left = GlobalOptimManager.get_instance().module_weight_config_triple
     left[:] = [entry for entry in left if entry[0] is not new]

@@ -26,7 +26,7 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
 
     prepared = prepare(spec, progress)
     built = build(prepared, meta=True)
-    for note in (*built.notes, *built.state_notes):
+    for note in (*built.weight_notes, *built.notes):
         progress.note(note)
     return planned_record(prepared, built, out=spec.output.out)
 

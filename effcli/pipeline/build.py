@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import get_scheduler, set_seed
 
+from effcli.errors import UsageError
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.build import build_model, freeze, parameter_infos, recompute_activations
+from effcli.models.lora import add_adapters, describe_adapters, head_names
+from effcli.models.stable_embedding import marked_embeddings, overrides_for, rebuilt_note, use_stable_embeddings
 from effcli.optim.groups import decay_groups
 from effcli.optim.learning_rate import OwnRateSchedule
 from effcli.units import ParamInfo
@@ -19,6 +24,7 @@ from effcli.units import ParamInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from effcli.optim.entry import Hyper
     from effcli.pipeline.prepare import Prepared
 
 
@@ -26,15 +32,17 @@ if TYPE_CHECKING:
 class Built:
     """The model with its parameter groups, and the state that was predicted from shapes alone.
 
-    `notes` are about the weights, `state_notes` about the state.
+    `hyper` are the run's hyperparameters and what the model adds to them. `weight_notes` say where weights come from
+    that the model's files lack, `notes` the rest.
     """
 
-    model: PreTrainedModel
+    model: torch.nn.Module
+    hyper: Hyper
     groups: list[dict[str, Any]]
     parameters: tuple[ParamInfo, ...]
     state: StateSummary
+    weight_notes: tuple[str, ...]
     notes: tuple[str, ...]
-    state_notes: tuple[str, ...]
 
 
 def build(prepared: Prepared, *, meta: bool) -> Built:
@@ -45,25 +53,71 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     Raises:
         UsageError: no head for the task, or a pattern of `--freeze` or `--keep-32bit` that matches nothing.
     """
-    spec = prepared.spec
+    spec, entry = prepared.spec, prepared.entry
     set_seed(spec.loop.seed)
     dtype = torch.bfloat16 if spec.loop.precision == "bf16-pure" else torch.float32
-    model, notes = build_model(prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, meta=meta)
+    made, fresh = build_model(prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, meta=meta)
+    notes = _stabilise(prepared, made)
+    hyper = prepared.hyper
+    if entry.eight_bit:  # first, so that what the user overrides counts
+        hyper = {**hyper, "overrides": (*overrides_for(made), *hyper["overrides"])}
+    with torch.device("meta") if meta else nullcontext():
+        model, lora_notes = _with_adapters(prepared, made, fresh)
     freeze(model, spec.model.freeze)
     if not meta:
         model.to(prepared.device)
     if spec.loop.gradient_checkpointing:
         recompute_activations(model, prepared.source.name)
     parameters = parameter_infos(model)
-    eight_bit = eight_bit_note(prepared.entry, parameters, prepared.hyper)
+    eight_bit = eight_bit_note(entry, parameters, hyper)
     return Built(
         model=model,
-        groups=decay_groups(model, spec.optim.weight_decay if prepared.entry.takes_weight_decay else 0.0),
+        hyper=hyper,
+        groups=decay_groups(model, spec.optim.weight_decay if entry.takes_weight_decay else 0.0),
         parameters=parameters,
-        state=predict_state(prepared.entry, parameters, prepared.hyper),
-        notes=notes,
-        state_notes=(eight_bit,) if eight_bit else (),
+        state=predict_state(entry, parameters, hyper),
+        weight_notes=() if meta else _weight_notes(prepared, fresh),
+        notes=(*notes, *lora_notes, *((eight_bit,) if eight_bit else ())),
     )
+
+
+def _weight_notes(prepared: Prepared, fresh: tuple[str, ...]) -> tuple[str, ...]:
+    if not prepared.source.has_weights:
+        return ("All weights are random: the model comes without any.",)
+    return (f"Newly made, with random weights: {', '.join(fresh)}.",) if fresh else ()
+
+
+def _stabilise(prepared: Prepared, model: PreTrainedModel) -> tuple[str, ...]:
+    """Replace the embeddings where that is asked for and not done yet; return what should be said."""
+    if names := marked_embeddings(model.config):
+        return (rebuilt_note(names),)
+    return use_stable_embeddings(model, prepared.source.name) if prepared.spec.model.stable_embedding else ()
+
+
+def _with_adapters(
+    prepared: Prepared, model: PreTrainedModel, fresh: tuple[str, ...]
+) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """Return the model with the adapters that were asked for, and what should be said about them.
+
+    Raises:
+        UsageError: they cannot be made, or the model below them cannot be rebuilt by peft.
+    """
+    settings, source, task = prepared.spec.model, prepared.source, prepared.problem.task
+    if settings.lora_r is None:
+        return model, ()
+    if marked_embeddings(model.config):
+        raise UsageError(
+            f"--lora-r {settings.lora_r}: '{source.name}' has StableEmbeddings, which peft cannot build below its "
+            "adapters; leave --lora-r out, or give another --model"
+        )
+    below = [name for name in fresh if name.partition(".")[0] not in head_names(model, task)]
+    origin = str(Path(source.path).resolve()) if source.path and Path(source.path).is_dir() else source.path
+    adapted = add_adapters(
+        model, settings, task, source=origin if source.has_weights and not below else None, name=source.name
+    )
+    notes = describe_adapters(adapted, settings, task, out=prepared.spec.output.out or "OUT", config=source.config)
+    frozen = (f"LoRA leaves newly made weights below the head as they are: {', '.join(below)}.",) if below else ()
+    return adapted, (*notes, *frozen)
 
 
 def build_scheduler(prepared: Prepared, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:

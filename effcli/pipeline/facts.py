@@ -19,6 +19,7 @@ from effcli.measure.record import (
     RunRecord,
 )
 from effcli.memory.plan import exact_plan
+from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
 from effcli.units import format_bytes
 
@@ -46,7 +47,7 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
                 num_tensors=len(group["params"]),
                 num_elements=sum(parameter.numel() for parameter in group["params"]),
             )
-            for group in split_groups(built.groups, prepared.hyper)
+            for group in split_groups(built.groups, built.hyper)
         ),
         data=DataFacts(
             train_rows=prepared.data.train_rows,
@@ -56,7 +57,7 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
         ),
         total_updates=prepared.total_updates,
         baselines=_baselines(prepared),
-        notes=(*prepared.notes, *built.notes, *built.state_notes),
+        notes=(*prepared.notes, *built.weight_notes, *built.notes),
     )
 
 
@@ -98,7 +99,7 @@ def _model(prepared: Prepared, built: Built) -> ModelFacts:
     trainable = [parameter for parameter in built.parameters if parameter.trainable]
     return ModelFacts(
         name=prepared.source.name,
-        architecture=type(built.model).__name__,
+        architecture=type(plain_model(built.model)).__name__,
         task=prepared.problem.task,
         num_parameters=sum(parameter.num_elements for parameter in built.parameters),
         num_trainable_parameters=sum(parameter.num_elements for parameter in trainable),

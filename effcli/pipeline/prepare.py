@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.devices import check_precision, refuse_many_processes, resolve_device
 from effcli.errors import UsageError
+from effcli.models.flags import check_model_flags
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
@@ -66,6 +67,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
 
     refuse_many_processes()
     quiet_transformers()
+    check_model_flags(spec.model)
     device = resolve_device(spec.loop.device)
     check_precision(spec.loop.precision, device)
     entry = registry.find(spec.optim.name)

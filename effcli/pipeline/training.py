@@ -40,9 +40,9 @@ def train(
     with explained_out_of_memory(prepared):
         built = build(prepared, meta=False)
     if resume:  # the weights come from the checkpoint, whatever they were made of at first
-        built = replace(built, notes=())
+        built = replace(built, weight_notes=())
     record = planned_record(prepared, built, out=out)
-    for note in (*built.notes, *built.state_notes):
+    for note in (*built.weight_notes, *built.notes):
         progress.note(note)
     progress.note(expectation(record))
     run = Run(prepared, built, folder, progress, record)

@@ -1,0 +1,87 @@
+"""Flags that change the model: which go together, and whether their packages are there. Cheap checks, made first."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from effcli.errors import MissingExtraError, UsageError, first_line
+from effcli.spec import ModelSpec
+
+ALL_LINEAR = "all-linear"
+
+
+def check_model_flags(model: ModelSpec) -> None:
+    """Raise unless the settings fit together and what they need imports.
+
+    Raises:
+        UsageError: LoRA settings without a rank, or two ways of choosing what trains.
+        MissingExtraError: peft or bitsandbytes is not installed.
+    """
+    if model.lora_r is None:
+        for flag, given in (
+            (f"--lora-targets {','.join(model.lora_targets)}", bool(model.lora_targets)),
+            (f"--lora-alpha {model.lora_alpha}", model.lora_alpha is not None),
+            (f"--lora-dropout {model.lora_dropout}", model.lora_dropout > 0),
+        ):
+            if given:
+                raise UsageError(f"{flag} means nothing without --lora-r; add --lora-r 8, or leave the flag out")
+    else:
+        _check_lora(model)
+    if model.stable_embedding:
+        require("bitsandbytes", "--stable-embedding")
+
+
+def _check_lora(model: ModelSpec) -> None:
+    if model.freeze:
+        raise UsageError(
+            f"--freeze {' '.join(model.freeze)} with --lora-r {model.lora_r}: LoRA freezes everything but its adapters "
+            "and a new head already; give one of the two"
+        )
+    if model.stable_embedding:
+        raise UsageError(
+            f"--stable-embedding with --lora-r {model.lora_r}: adapters are saved without the embeddings' new "
+            "LayerNorms; give one of the two"
+        )
+    if ALL_LINEAR in model.lora_targets and len(model.lora_targets) > 1:
+        raise UsageError(
+            f"--lora-targets {','.join(model.lora_targets)}: {ALL_LINEAR} stands for every linear layer; "
+            "give it alone, or names alone"
+        )
+    require("peft", "--lora-r")
+
+
+def require(package: str, flag: str) -> None:
+    """Import the package that a flag needs.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        with quiet_libraries():
+            importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{flag} needs the package '{package}', which does not import ({first_line(error)}); "
+            f"type: pip install {package}"
+        ) from error
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep warnings and log lines of other libraries off the terminal.
+
+    peft imports torchao where it is installed, which logs about libraries for other devices, and warns about what it
+    then sets right by itself, such as `fan_in_fan_out` for the layers of GPT-2 (peft 0.21).
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
