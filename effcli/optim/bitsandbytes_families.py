@@ -85,6 +85,8 @@ _DECAYED_GRADIENT = "decay is added to the gradient"
 #
 # The 8-bit kernels of LAMB and LARS leave out the limit on an update's norm, and CUDA has none under their names
 # (`str2optimizer8bit_blockwise` in bitsandbytes/backends/cuda/ops.py, 0.50.2): there the step raises.
+# The 32-bit CUDA kernels of SGD, RMSprop, Adagrad and LARS, which small tensors take in 8-bit optimizers too, have no
+# form for bf16 gradients (`str2optimizer32bit`, same file): the trial step finds that out where weights are bf16.
 FAMILIES = (
     Family(
         name="adam",
