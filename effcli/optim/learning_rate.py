@@ -20,7 +20,8 @@ def current_lr(optimizer: torch.optim.Optimizer) -> float:
 
 def _group_lr(optimizer: Any, group: dict[str, Any]) -> float:
     if not group.get("relative_step"):
-        return float(group["lr"])
+        # Schedule-free optimizers warm up by themselves and note what they used; 0.0 means no update yet.
+        return float(group.get("scheduled_lr") or group["lr"])
     param = next((p for p in group["params"] if optimizer.state.get(p)), group["params"][0])
     state = optimizer.state.get(param) or {"step": 1, "RMS": _rms(param)}
     return float(optimizer._get_lr(group, state))  # the function that `Adafactor.step` calls, transformers 5.24
