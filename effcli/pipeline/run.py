@@ -27,6 +27,7 @@ from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_b
 from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.optim.learning_rate import current_lr
+from effcli.optim.modes import weights_to_use
 from effcli.pipeline.build import Built, build_scheduler
 from effcli.pipeline.guards import explained_out_of_memory, refuse_weights_that_are_not_finite, without_cache
 from effcli.pipeline.prepare import Prepared
@@ -163,8 +164,9 @@ class Run:
                     engine.run(job)
                 else:
                     self._begin()
-            refuse_weights_that_are_not_finite(self._model)
-            write_folder(self._folder.model, self._save_model)
+            with weights_to_use(self._optimizer):
+                refuse_weights_that_are_not_finite(self._model)
+                write_folder(self._folder.model, self._save_model)
         except BaseException as error:
             interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
             self._finish(session, "interrupted" if interrupted else "failed", str(error) or type(error).__name__)
@@ -199,9 +201,14 @@ class Run:
         )
         if loader is None:
             return None
-        return lambda: evaluate(
-            self._model, loader, self._window_loss, device=prepared.device, precision=loop.precision
-        )
+
+        def score() -> EvalResult:
+            with weights_to_use(self._optimizer):
+                return evaluate(
+                    self._model, loader, self._window_loss, device=prepared.device, precision=loop.precision
+                )
+
+        return score
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
         saved = Saved(
