@@ -47,6 +47,7 @@ CASES = (*SHAPES, "embedding")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CANNOT_RUN: dict[tuple[str, torch.dtype, str], str] = {}
 """Entry, dtype, case -> words of the error with which upstream refuses a step on a CPU."""
+FORMULA_FALLS_SHORT = {("stable-adamw", "float16"): "its second moment is float32, and w does not tell fp16 from bf16"}
 VARIANTS = [
     ("adamw", OptimSpec(args={"amsgrad": True})),
     ("adam-amsgrad", OptimSpec(args={"amsgrad": False})),
@@ -147,13 +148,17 @@ def check(entry: OptimizerEntry, spec: OptimSpec, model: torch.nn.Module) -> tup
     for info, param in zip(infos(model), model.parameters(), strict=True):
         own_hyper, state = hyper_for(info.name, hyper), optimizer.state.get(param, {})
         layout = entry.state_layout(info, own_hyper) if info.trainable else ()
-        own = {t.key: t for t in layout if not t.shared}
-        held = {key: value for key, value in state.items() if key not in {t.key for t in layout if t.shared}}
-        assert [(key, t.num_bytes) for key, t in own.items()] == [(key, plain_bytes(v)) for key, v in held.items()]
-        for key, tensor in own.items():
-            assert tensor.num_elements == (0 if tensor.role is Role.QUANTISATION else plain_elements(held[key])), key
+        shared = {tensor.key for tensor in layout if tensor.shared}
+        held = {key: value for key, value in state.items() if key not in shared and value is not None}
+        own = {key: [tensor for tensor in layout if tensor.key == key] for key in dict.fromkeys(t.key for t in layout)}
+        sizes = [(key, sum(t.num_bytes for t in parts)) for key, parts in own.items() if key not in shared]
+        assert sizes == [(key, plain_bytes(value)) for key, value in held.items()]
+        for key, value in held.items():
+            constant = all(tensor.role is Role.QUANTISATION for tensor in own[key])
+            assert sum(tensor.num_elements for tensor in own[key]) == (0 if constant else plain_elements(value)), key
         if info.trainable:
-            assert formula_bytes(entry, info, own_hyper) == sum(plain_bytes(value) for value in held.values())
+            agrees = formula_bytes(entry, info, own_hyper) == sum(plain_bytes(value) for value in held.values())
+            assert agrees is ((entry.name, info.dtype) not in FORMULA_FALLS_SHORT), info.name
     return tuple(name for name, _ in model.named_parameters())
 
 
@@ -201,6 +206,20 @@ def test_predicted_state_is_the_measured_state_for_every_option_that_changes_it(
 ) -> None:
     torch.manual_seed(0)
     check(find(name), spec, AwkwardModel(dtype))
+
+
+def test_a_parameter_listed_twice_has_one_state_and_one_update() -> None:
+    for entry in installed():
+        moved = []
+        for times in (1, 2):
+            param = torch.nn.Parameter(torch.ones(64, 64))
+            param.grad = torch.linspace(-1, 1, 4096).view(64, 64)
+            group = {"params": [param] * times, "names": ["w"] * times, "hidden": [True] * times, "weight_decay": 0.0}
+            optimizer = entry.build([group, dict(group)], resolve_hyper(entry, OptimSpec(name=entry.name)))
+            optimizer.step()
+            moved.append(param.detach())
+            assert len(inspect_optimizer(optimizer).by_parameter) <= 1, entry.name
+        assert torch.equal(*moved), entry.name
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
