@@ -14,13 +14,12 @@ from effcli.measure.record import (
     BatchFacts,
     DataFacts,
     GroupFacts,
-    ModelFacts,
-    OptimizerFacts,
     RunRecord,
 )
 from effcli.memory.plan import exact_plan
 from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
+from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,13 +32,25 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "
 def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunRecord:
     """Return the record of a run that has not started: specification, environment, model, data and plan."""
     loop = prepared.spec.loop
-    model = _model(prepared, built)
+    model = model_facts(
+        name=prepared.source.name,
+        architecture=type(plain_model(built.model)).__name__,
+        task=prepared.problem.task,
+        parameters=built.parameters,
+    )
+    plan = exact_plan(
+        weights_bytes=model.weights_bytes,
+        gradients_bytes=model.gradients_bytes,
+        optimizer_state_bytes=built.state.state_bytes,
+        accum=loop.accum,
+        state_basis=built.state.basis,
+    )
     return RunRecord(
         command="train",
         spec=prepared.spec.model_dump(mode="json"),
         environment=environment(prepared, out),
         model=model,
-        optimizer=_optimizer(prepared, built, model),
+        optimizer=optimizer_facts(prepared.entry, built.state, model, plan=plan),
         batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
         groups=tuple(
             GroupFacts(
@@ -93,41 +104,6 @@ def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
         "packages": versions,
         "out": out,
     }
-
-
-def _model(prepared: Prepared, built: Built) -> ModelFacts:
-    trainable = [parameter for parameter in built.parameters if parameter.trainable]
-    return ModelFacts(
-        name=prepared.source.name,
-        architecture=type(plain_model(built.model)).__name__,
-        task=prepared.problem.task,
-        num_parameters=sum(parameter.num_elements for parameter in built.parameters),
-        num_trainable_parameters=sum(parameter.num_elements for parameter in trainable),
-        num_parameter_tensors=len(built.parameters),
-        weights_bytes=sum(parameter.num_bytes for parameter in built.parameters),
-        gradients_bytes=sum(parameter.num_bytes for parameter in trainable),
-    )
-
-
-def _optimizer(prepared: Prepared, built: Built, model: ModelFacts) -> OptimizerFacts:
-    state, entry = built.state, prepared.entry
-    rule = entry.rule_of_thumb_bytes
-    return OptimizerFacts(
-        name=entry.name,
-        state_bytes=state.state_bytes,
-        state_elements=state.state_elements,
-        rule_of_thumb_bytes=rule(model.num_trainable_parameters) if rule else None,
-        basis=state.basis,
-        tensors=state.tensors,
-        total_before_activations_bytes=model.weights_bytes + model.gradients_bytes + state.state_bytes,
-        plan=exact_plan(
-            weights_bytes=model.weights_bytes,
-            gradients_bytes=model.gradients_bytes,
-            optimizer_state_bytes=state.state_bytes,
-            accum=prepared.spec.loop.accum,
-            state_basis=state.basis,
-        ),
-    )
 
 
 def _baselines(prepared: Prepared) -> Baselines | None:
