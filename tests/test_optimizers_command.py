@@ -19,7 +19,8 @@ from tests.commands import effcli
 from tests.tiny_models import stepped
 
 every_entry = pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-MEASURED = ["adamw", "adafactor", "adafactor-torch", "adam8bit", "paged-adamw8bit", "sgd", "sgd-momentum"]
+PLAIN = ["adamw", "adafactor", "adafactor-torch", "adam8bit", "paged-adamw8bit", "sgd", "sgd-momentum"]
+MEASURED = [*PLAIN, "adamw4bit", "stable-adamw", "came"]
 
 
 def step_on_a_matrix(name: str, dtype: torch.dtype) -> torch.optim.Optimizer:
@@ -34,7 +35,7 @@ def assert_fits(text: str, columns: int = 80) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", [*MEASURED, "galore-adamw"])
 def test_bytes_per_parameter_are_those_of_a_real_step(name: str, dtype: torch.dtype) -> None:
     shown = overview(find(name), (512, 512))
     measured = inspect_optimizer(step_on_a_matrix(name, dtype)).state_bytes
@@ -45,6 +46,21 @@ def test_bytes_per_parameter_are_those_of_a_real_step(name: str, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MEASURED)
+def test_the_examples_are_what_a_real_layer_takes(name: str, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(768, 768, dtype=dtype)
+    measured = inspect_optimizer(stepped(find(name), layer, OptimSpec(name=name)))
+    key = str(dtype).removeprefix("torch.")
+    shown = page(find(name))
+    assert shown.shared_bytes == measured.shared_bytes
+    assert [example.own_bytes[key] for example in shown.examples] == [
+        measured.by_parameter.get(parameter, 0) for parameter in ("weight", "bias")
+    ]
+    elements = sum(tensor.elements[key] for example in shown.examples for tensor in example.tensors)
+    assert elements == measured.state_elements
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_statistics_shown_are_the_tensors_of_the_real_state(name: str, dtype: torch.dtype) -> None:
     state = next(iter(step_on_a_matrix(name, dtype).state.values()), {})
     held = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
@@ -77,6 +93,7 @@ def test_known_optimizers_show_statistics_precision_and_bytes_per_parameter() ->
     assert rows["adamw"] == "adamw 2 x weight's dtype 8.000 4.000 cpu, cuda"
     assert rows["adam8bit"] == "adam8bit 2 x 8 bit 2.031 2.031 cpu, cuda"
     assert rows["sgd"] == "sgd none 0 0 cpu, cuda"
+    assert rows["adamw4bit"] == "adamw4bit 2 x 4 bit 1.063 1.063 cpu, cuda"
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:

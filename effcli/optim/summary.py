@@ -49,11 +49,11 @@ class Statistic:
 
     `per_side` is None for one of the weight's shape, else how many elements each row or each column has in it: 1 for a
     factor, the rank for a low-rank state, 0 for a single number. `bits` of one element are nominal: scales that lie
-    inside a quantised tensor don't raise them.
+    inside a quantised tensor don't raise them. None means that the statistic is a part of a larger tensor.
     """
 
     count: int
-    bits: int
+    bits: int | None
     per_side: int | None
     placement: Placement
 
@@ -76,10 +76,10 @@ class OptimizerOverview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyAmount:
-    """One key of a parameter's state: elements, and bytes by the weight's dtype."""
+    """One key of a parameter's state: elements and bytes by the weight's dtype."""
 
     key: str
-    elements: int
+    elements: dict[str, int]
     bytes: dict[str, int]
     shared: bool
 
@@ -168,7 +168,7 @@ def _layout(entry: OptimizerEntry, shape: tuple[int, ...], dtype: str) -> tuple[
 def _statistics(layout: tuple[StateTensor, ...], shape: tuple[int, int]) -> tuple[Statistic, ...]:
     """Return the statistics of a layout, equal ones counted together, the large ones first."""
     size, side = math.prod(shape), max(shape)
-    counts: dict[tuple[int, int | None, Placement], int] = {}
+    counts: dict[tuple[int | None, int | None, Placement], int] = {}
     for tensor in layout:
         if tensor.role is not Role.STATISTIC or not tensor.num_elements:
             continue
@@ -184,24 +184,26 @@ def _statistics(layout: tuple[StateTensor, ...], shape: tuple[int, int]) -> tupl
     return tuple(sorted(found, key=lambda s: -(side if s.per_side is None else s.per_side)))
 
 
-def _bits(tensor: StateTensor) -> int:
+def _bits(tensor: StateTensor) -> int | None:
     stored = 8 * tensor.num_bytes / tensor.num_elements
-    return min(_NOMINAL_BITS, key=lambda bits: abs(math.log2(max(stored, 1) / bits)))
+    if stored > max(_NOMINAL_BITS):
+        return None
+    return min(_NOMINAL_BITS, key=lambda bits: abs(stored - bits))
 
 
 def _example(entry: OptimizerEntry, shape: tuple[int, ...]) -> Example:
-    layouts = {dtype: {t.key: t for t in _layout(entry, shape, dtype)} for dtype in WEIGHT_DTYPES}
-    tensors = {key: tensor for layout in layouts.values() for key, tensor in layout.items()}
+    layouts = {dtype: _layout(entry, shape, dtype) for dtype in WEIGHT_DTYPES}
+    shared = {tensor.key: tensor.shared for layout in layouts.values() for tensor in layout}
     amounts = tuple(
         KeyAmount(
             key=key,
-            elements=tensor.num_elements,
-            bytes={dtype: layout[key].num_bytes if key in layout else 0 for dtype, layout in layouts.items()},
-            shared=tensor.shared,
+            elements={dtype: sum(t.num_elements for t in layout if t.key == key) for dtype, layout in layouts.items()},
+            bytes={dtype: sum(t.num_bytes for t in layout if t.key == key) for dtype, layout in layouts.items()},
+            shared=shared[key],
         )
-        for key, tensor in tensors.items()
+        for key in shared
     )
-    own = {dtype: sum(amount.bytes[dtype] for amount in amounts if not amount.shared) for dtype in WEIGHT_DTYPES}
+    own = {dtype: sum(t.num_bytes for t in layout if not t.shared) for dtype, layout in layouts.items()}
     return Example(shape=shape, tensors=amounts, own_bytes=own)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def render_overview(rows: Sequence[OptimizerOverview], shape: tuple[int, int], c
         table.add_row(plain(package), _how_to_install(group[0]), style="bold")
         for row in group:
             numbers = [_per_parameter(row.bytes_per_parameter[dtype]) for dtype in _SHORT]
-            table.add_row(f" {row.name}", _statistics(row), *numbers, ", ".join(row.devices))
+            table.add_row(f" {row.name}", _statistics(row, "\n"), *numbers, ", ".join(row.devices))
         table.add_section()
     print_parts((table, fact_grid(_explanations(shape))), console)
 
@@ -72,14 +72,16 @@ def _explanations(shape: tuple[int, int]) -> Iterable[tuple[str, str]]:
 
 def _facts(page: OptimizerPage) -> Iterable[tuple[str, str]]:
     yield "law", page.law
-    yield "formula", page.formula
+    if page.formula:
+        yield "formula", page.formula
     for name, meaning in page.legend.items():
         yield "", f"{name}: {meaning}"
     if page.shared_bytes:
         yield "shared", f"{format_count(page.shared_bytes)} bytes of tables, once per optimizer"
     yield "basis", _BASES[page.basis]
     if page.rule_of_thumb_bytes_per_parameter is not None:
-        yield "rule of thumb", f"{page.rule_of_thumb_bytes_per_parameter:g} bytes x parameters"
+        amount = page.rule_of_thumb_bytes_per_parameter
+        yield "rule of thumb", f"{amount:g} byte{'' if amount == 1 else 's'} x parameters"
     yield "statistics", _statistics(page)
     yield "source", page.source
     yield "package", " ".join(filter(None, (page.package, _how_to_install(page))))
@@ -95,15 +97,14 @@ def _how_to_install(row: OptimizerOverview) -> str:
     return "" if row.installed else f"not installed; pip install {row.pip or row.package}"
 
 
-def _statistics(row: OptimizerOverview) -> str:
+def _statistics(row: OptimizerOverview, separator: str = "; ") -> str:
     """Return what both weight dtypes have in common, or both where they differ in more than the width."""
-    texts = [_described(row.statistics[dtype], 8 * DTYPE_BYTES[dtype]) for dtype in _SHORT]
-    per_dtype = [_described(row.statistics[dtype]) for dtype in _SHORT]
-    if per_dtype[0] == per_dtype[1]:
-        return per_dtype[0]
-    if texts[0] == texts[1]:
-        return texts[0]
-    return "; ".join(f"{short}: {text}" for short, text in zip(_SHORT.values(), per_dtype, strict=True))
+    absolute = [_described(row.statistics[dtype]) for dtype in _SHORT]
+    relative = [_described(row.statistics[dtype], 8 * DTYPE_BYTES[dtype]) for dtype in _SHORT]
+    for texts in (absolute, relative):
+        if texts[0] == texts[1]:
+            return texts[0]
+    return separator.join(f"{short}: {text}" for short, text in zip(_SHORT.values(), absolute, strict=True))
 
 
 def _described(statistics: Sequence[Statistic], weight_bits: int | None = None) -> str:
@@ -115,6 +116,8 @@ def _kind(statistic: Statistic, weight_bits: int | None) -> str:
     if per_side == 0:
         return f"{statistic.count} number{plural}"
     noun = "" if per_side is None else f"factor{plural} " if per_side == 1 else f"rank-{per_side} "
+    if statistic.bits is None:
+        return f"{statistic.count} {noun}in a larger tensor"
     bits = "weight's dtype" if statistic.bits == weight_bits else f"{statistic.bits} bit"
     return f"{statistic.count} {noun}x {bits}{_PLACES[statistic.placement]}"
 
@@ -126,18 +129,23 @@ def _per_parameter(amount: float) -> str:
 def _examples(page: OptimizerPage) -> Table:
     """Return elements and bytes of each example, key by key, and below them what all parameters share."""
     columns = [f"{dtype} weights" for dtype in _SHORT.values()]
-    table = ruled_table("State of one parameter with these defaults, in bytes", "parameter", "elements", *columns)
+    table = ruled_table("Bytes of state, with these defaults", "parameter", "elements", *columns)
     for example in page.examples:
-        elements = sum(tensor.elements for tensor in example.tensors)
+        elements = {dtype: sum(tensor.elements[dtype] for tensor in example.tensors) for dtype in _SHORT}
         sums = [format_count(example.own_bytes[dtype]) for dtype in _SHORT]
-        table.add_row(_shape(example.shape), format_count(elements), *sums, style="bold")
+        table.add_row(_shape(example.shape), _elements(elements), *sums, style="bold")
         for tensor in example.tensors:
             amounts = [format_count(tensor.bytes[dtype]) for dtype in _SHORT]
             if tensor.shared:
                 amounts = ["shared"] * len(amounts)
-            table.add_row(f"  {plain(tensor.key)}", format_count(tensor.elements), *amounts)
+            table.add_row(f"  {plain(tensor.key)}", _elements(tensor.elements), *amounts)
         table.add_section()
     return table
+
+
+def _elements(counts: Mapping[str, int]) -> str:
+    """Return one number, or two where the weight's dtype makes a difference."""
+    return " / ".join(dict.fromkeys(format_count(counts[dtype]) for dtype in _SHORT))
 
 
 def _settings(settings: Sequence[Setting]) -> Table:
@@ -145,8 +153,7 @@ def _settings(settings: Sequence[Setting]) -> Table:
     table.add_column("default", justify="right", overflow="fold")
     table.add_column("meaning", overflow="fold")
     for setting in settings:
-        value = "VALUE" if setting.flag.endswith("=") else ""
-        table.add_row(f"{plain(setting.flag)}{value}", plain(_value(setting.default)), plain(setting.help))
+        table.add_row(plain(setting.flag), plain(_value(setting.default)), plain(setting.help))
     return table
 
 
