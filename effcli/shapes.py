@@ -15,6 +15,9 @@ from effcli.units import ParamInfo
 
 NUM_LABELS = "num_labels"
 """Stands in a folded shape for the number of labels."""
+OUTSIDE, FROZEN = "o", "f"
+"""Marks of a folded parameter: outside the model's body (`ParamInfo.hidden` is false); never trained, as the model
+itself says of fixed positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class ModelShapes:
 
 def to_json(shapes: ModelShapes) -> dict[str, Any]:
     """Return the shapes as plain data, folded; `from_json` is its inverse."""
-    rows = [(parameter.name, parameter.shape, parameter.hidden) for parameter in shapes.parameters]
+    rows = [(parameter.name, parameter.shape, _marks(parameter)) for parameter in shapes.parameters]
     return {
         "architecture": shapes.architecture,
         "task": shapes.task,
@@ -60,9 +63,10 @@ def from_json(values: dict[str, Any], *, num_labels: int | None = None) -> Model
             ParamInfo(
                 name=name,
                 shape=tuple((num_labels or 0) if side == NUM_LABELS else int(side) for side in shape),
-                hidden=hidden,
+                hidden=OUTSIDE not in marks,
+                trainable=FROZEN not in marks,
             )
-            for name, shape, hidden in _unfold(values["parameters"], "")
+            for name, shape, marks in _unfold(values["parameters"], "")
         ),
     )
 
@@ -80,17 +84,22 @@ def with_dtype(shapes: ModelShapes, dtype: str) -> ModelShapes:
     return replace(shapes, parameters=tuple(replace(parameter, dtype=dtype) for parameter in shapes.parameters))
 
 
-Row = tuple[str, Sequence[Any], bool]
+Row = tuple[str, Sequence[Any], str]
+"""Name, shape and marks of a parameter."""
+
+
+def _marks(parameter: ParamInfo) -> str:
+    return ("" if parameter.hidden else OUTSIDE) + ("" if parameter.trainable else FROZEN)
 
 
 def _fold(rows: Sequence[Row]) -> Iterator[Any]:
-    """Yield `[name, shape]` (a third item 0 where it is not hidden) and blocks of repeated layers."""
+    """Yield `[name, shape]`, with marks as a third item where there are any, and blocks of repeated layers."""
     position = 0
     while position < len(rows):
         prefix = _numbered_prefix(rows[position][0])
         if prefix is None:
-            name, shape, hidden = rows[position]
-            yield [name, list(shape)] if hidden else [name, list(shape), 0]
+            name, shape, marks = rows[position]
+            yield [name, list(shape), marks] if marks else [name, list(shape)]
             position += 1
             continue
         layers: list[tuple[int, list[Row]]] = []
@@ -140,8 +149,8 @@ def _unfold(items: Iterable[Any], prefix: str) -> Iterator[Row]:
             for index in range(item["from"], item["from"] + item["repeat"]):
                 yield from _unfold(item["each"], f"{prefix}{item['layers']}{index}")
         else:
-            name, shape, *visible = item
-            yield f"{prefix}{name}", shape, not visible
+            name, shape, *marks = item
+            yield f"{prefix}{name}", shape, "".join(marks)
 
 
 def _mark(items: Sequence[Any], others: Sequence[Any], num_labels: int) -> list[Any]:

@@ -99,6 +99,10 @@ def _held(shapes: ModelShapes, spec: EstimateSpec) -> tuple[ParamInfo, ...]:
     check_patterns(spec.model.freeze, [parameter.name for parameter in shapes.parameters], "--freeze")
     dtype = "bfloat16" if spec.precision == "bf16-pure" else "float32"
     return tuple(
-        replace(parameter, dtype=dtype, trainable=not matches(parameter.name, spec.model.freeze))
+        replace(
+            parameter,
+            dtype=dtype,
+            trainable=parameter.trainable and not matches(parameter.name, spec.model.freeze),
+        )
         for parameter in shapes.parameters
     )
