@@ -2,16 +2,65 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from transformers.training_args import OptimizerNames
 
 from effcli.errors import DeviceError, MissingExtraError, UsageError
+from effcli.optim.entry import OptimizerEntry
 from effcli.optim.overrides import Override
-from effcli.optim.registry import check_works, entries, find, require, resolve_hyper
+from effcli.optim.registry import check_works, default_hyper, entries, find, require, resolve_hyper
 from effcli.spec import OptimSpec
+
+NOT_OFFERED = {
+    "adamw_torch_xla": "an update for XLA devices, which effcli does not run on",
+    "adamw_torch_npu_fused": "an update for Ascend devices, which effcli does not run on",
+    "adamw_anyprecision": "from torchdistx, which is no longer kept up",
+    "galore_adamw_8bit": "its step calls torch.cuda, so that its state could not be checked here",
+    "galore_adafactor": "a projector takes more than the factors that it makes smaller",
+    "galore_adamw_layerwise": "steps in a hook of each parameter during backward: no update as a whole to measure",
+    "galore_adamw_8bit_layerwise": "as galore_adamw_layerwise",
+    "galore_adafactor_layerwise": "as galore_adamw_layerwise",
+    "apollo_adamw": "from apollo-torch, which is no extra of effcli; give it by its class path",
+    "apollo_adamw_layerwise": "as galore_adamw_layerwise",
+    "lomo": "steps while backward runs and keeps no gradients: no update as a whole to measure",
+    "adalomo": "as lomo",
+    "grokadamw": "from grokadamw, which is no extra of effcli; give it by its class path",
+    "schedule_free_radam": "left out beside schedule-free AdamW; give it by its class path",
+}
+"""Values of the `optim` argument of transformers' Trainer -> why no entry has the name."""
+
+UPSTREAM_DEFAULTS = {
+    "rprop": {"etaminus": ("etas", 0), "etaplus": ("etas", 1), "step_size_min": ("step_sizes", 0),
+              "step_size_max": ("step_sizes", 1)},
+    "came": {"eps": ("eps1", None)},
+    "muon": {"ns_eps": ("eps", None)},
+}  # fmt: skip
+"""Hyperparameters that upstream's constructor takes under another name, or in a tuple: entry -> name -> where."""
+
+OTHER_DEFAULTS = {
+    ("adam-amsgrad", "amsgrad"): "what the name asks for",
+    ("sgd-momentum", "momentum"): "what the name asks for",
+    ("sgd8bit", "momentum"): "upstream refuses its own default of 0",
+    ("sgd32bit", "momentum"): "upstream refuses its own default of 0",
+    ("lars8bit", "momentum"): "upstream refuses its own default of 0",
+    ("lars32bit", "momentum"): "upstream refuses its own default of 0",
+    ("adafactor", "relative_step"): "a fixed rate, as in transformers' Trainer",
+    ("adafactor", "scale_parameter"): "a fixed rate, as in transformers' Trainer",
+    ("galore-adamw", "rank"): "an option of a parameter group without a default; the README's value",
+    ("galore-adamw", "update_proj_gap"): "an option of a parameter group without a default; the README's value",
+    ("galore-adamw", "scale"): "an option of a parameter group without a default; the README's value",
+    ("galore-adamw", "proj_type"): "an option of a parameter group without a default; the README's value",
+    ("muon", "adjust_lr_fn"): "one learning rate for Muon and AdamW",
+}
+"""Entry and hyperparameter -> why its default is not upstream's. A learning rate needs no reason here."""
 
 
 def message(error: pytest.ExceptionInfo[Exception]) -> str:
@@ -33,6 +82,10 @@ def message(error: pytest.ExceptionInfo[Exception]) -> str:
         ("paged_adamw_8bit", "paged-adamw8bit"),
         ("paged_adamw8bit", "paged-adamw8bit"),
         ("sgd", "sgd"),
+        ("adagrad", "adagrad"),
+        ("rmsprop", "rmsprop"),
+        ("AMSGrad", "adam-amsgrad"),
+        ("muon", "muon"),
     ],
 )
 def test_names_and_the_names_of_trainer_find_an_entry(word: str, name: str) -> None:
@@ -61,6 +114,48 @@ def test_every_entry_says_what_it_is_and_where_its_law_comes_from(entry) -> None
     assert set(entry.hyper_help) <= set(entry.defaults)
     assert resolve_hyper(entry, OptimSpec(name=entry.name)).items() >= dict(entry.defaults).items()
     assert entry.package is None or entry.pip
+
+
+def constructor_default(owner: type, entry: OptimizerEntry, name: str) -> Any:
+    """Return the default of a hyperparameter in upstream's constructor; the string `absent` where it has none."""
+    stem = name.rstrip("123456789")
+    index = int(name[len(stem) :] or 1) - 1
+    places = [(name, None), (name, index), (stem, index), (f"{stem}s", index)]
+    if name in UPSTREAM_DEFAULTS.get(entry.name, {}):
+        places = [UPSTREAM_DEFAULTS[entry.name][name]]
+    parameters = inspect.signature(owner).parameters
+    for argument, position in places:
+        default = parameters[argument].default if argument in parameters else ()
+        if not isinstance(default, tuple | list):
+            return default
+        if position is not None and position < len(default):
+            return default[position]
+    return "absent"
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def test_defaults_are_those_of_the_upstream_class_unless_a_reason_says_why_not(entry: OptimizerEntry) -> None:
+    if entry.package is not None and importlib.util.find_spec(entry.package) is None:
+        pytest.skip(f"{entry.package} is not installed: pip install {entry.pip}")
+    group = {"params": [torch.nn.Parameter(torch.ones(64, 64))], "weight_decay": 0.0}
+    owner: type = type(entry.build([group], default_hyper(entry)))
+    owners = dict.fromkeys(entry.defaults, owner)
+    if entry.name == "muon":
+        owners |= dict.fromkeys(entry.defaults, torch.optim.Muon)
+        owners |= dict.fromkeys(("beta1", "beta2", "eps"), torch.optim.AdamW)
+    for name, default in entry.defaults.items():
+        if name != "lr":
+            same = constructor_default(owners[name], entry, name) == default
+            assert same is ((entry.name, name) not in OTHER_DEFAULTS), name
+
+
+@pytest.mark.parametrize("word", [name.value for name in OptimizerNames])
+def test_a_name_that_trainer_knows_finds_an_entry_or_has_a_reason_why_not(word: str) -> None:
+    if word in NOT_OFFERED:
+        with pytest.raises(UsageError, match="unknown optimizer"):
+            find(word)
+    else:
+        find(word)
 
 
 def test_given_values_replace_defaults_and_take_their_type() -> None:
