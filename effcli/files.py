@@ -68,7 +68,7 @@ def write_failure(error: Exception, folder: Path) -> str:
 
 def _flush(folder: Path) -> None:
     """Make sure that the files are on the disk before the rename says so."""
-    for path in (*folder.iterdir(), folder):
+    for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -38,8 +38,8 @@ def check_model_flags(model: ModelSpec) -> None:
 def _check_lora(model: ModelSpec) -> None:
     if model.freeze:
         raise UsageError(
-            f"--freeze {' '.join(model.freeze)} with --lora-r {model.lora_r}: LoRA freezes everything but its adapters "
-            "and a new head already; give one of the two"
+            f"--freeze {' '.join(model.freeze)} with --lora-r {model.lora_r}: LoRA freezes the whole model already, "
+            "but for its head; give one of the two"
         )
     if model.stable_embedding:
         raise UsageError(

@@ -98,6 +98,7 @@ def config_file(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         path = folder / "config.json"
+        _refuse_adapters(name, folder / "adapter_config.json")
         if not path.is_file():
             raise UsageError(
                 f"--model '{name}': the folder has no config.json; give a folder that save_pretrained wrote"
@@ -272,6 +273,18 @@ def _refuse_quantised(name: str, values: dict[str, Any]) -> None:
             f"--model '{name}' is a quantised checkpoint ({method}): its packed weights cannot be trained; "
             "give the unquantised model"
         )
+
+
+def _refuse_adapters(name: str, path: Path) -> None:
+    """Raise where a folder holds LoRA adapters, which are no model by themselves."""
+    if not path.is_file():
+        return
+    with unusable(name, path.name):
+        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    raise UsageError(
+        f"--model '{name}' holds adapters of peft for '{base}', not a whole model; give that one, or merge them into it "
+        "first (load with peft, then merge_and_unload() and save_pretrained())"
+    )
 
 
 def _looks_like_path(name: str) -> bool:

@@ -69,8 +69,9 @@ def hidden_names(model: torch.nn.Module) -> frozenset[str]:
     if output is not None:
         outside |= {id(param) for param in output.parameters()}
     for module in model.modules():
-        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
-            outside |= {id(param) for param in module.parameters(recurse=False)}
+        below = getattr(module, "base_layer", module)  # what an adapter of peft is wrapped around
+        if isinstance(below, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            outside |= {id(param) for param in module.parameters()}
     return frozenset(name for name, param in model.named_parameters() if id(param) not in outside)
 
 
