@@ -12,19 +12,24 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification, 
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.optim.entry import OptimizerEntry
+from effcli.optim.groups import decay_groups
 from effcli.optim.registry import entries, find, resolve_hyper
 from effcli.spec import OptimSpec
 from tests.tiny_models import infos, stepped, tiny_distilbert, tiny_gpt2, tiny_mixtral, tiny_t5, tiny_vit
 
 TINY = (tiny_distilbert, tiny_gpt2, tiny_t5, tiny_vit, tiny_mixtral)
-LARGE = {"adamw": 526_264_752, "adam8bit": 134_004_336, "adafactor": 714_432}
-"""State of a classifier of the size of distilbert-base, in bytes."""
+LARGE = {
+    "adamw": (131_566_188, 526_264_752),
+    "adam8bit": (131_566_188, 134_004_336),
+    "adafactor": (178_712, 714_432),
+}
+"""State of a classifier of the size of distilbert-base, in elements and bytes."""
 
 each_entry = pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
 
 
-def check(entry: OptimizerEntry, model: PreTrainedModel) -> int:
-    """Compare prediction and measurement; return the bytes."""
+def check(entry: OptimizerEntry, model: PreTrainedModel) -> tuple[int, int]:
+    """Compare prediction and measurement; return elements and bytes."""
     if entry.package is not None and importlib.util.find_spec(entry.package) is None:
         pytest.skip(f"{entry.package} is not installed: pip install {entry.pip}")
     torch.manual_seed(0)
@@ -36,7 +41,8 @@ def check(entry: OptimizerEntry, model: PreTrainedModel) -> int:
         name: b for name, b in measured.by_parameter.items() if b
     }
     assert (predicted.state_bytes, predicted.shared_bytes) == (measured.state_bytes, measured.shared_bytes)
-    return measured.state_bytes
+    assert predicted.state_elements == measured.state_elements
+    return measured.state_elements, measured.state_bytes
 
 
 def base_distilbert() -> PreTrainedModel:
@@ -60,8 +66,15 @@ def test_a_whole_model_takes_what_was_predicted(entry: OptimizerEntry, build: Ca
 @pytest.mark.parametrize("name", LARGE)
 def test_a_model_of_the_size_of_distilbert_base_takes_the_published_bytes(name: str) -> None:
     model = base_distilbert()
-    assert sum(param.numel() for param in model.parameters()) == 65_783_042
+    assert (len(list(model.parameters())), sum(p.numel() for p in model.parameters())) == (104, 65_783_042)
     assert check(find(name), model) == LARGE[name]
+
+
+def test_norms_that_the_usual_list_of_names_misses_are_not_decayed_either() -> None:
+    rest = decay_groups(base_distilbert(), 0.01)[-1]
+    usual = ("bias", "LayerNorm.weight")
+    missed = [p for n, p in zip(rest["names"], rest["params"], strict=True) if not any(word in n for word in usual)]
+    assert (len(missed), sum(param.numel() for param in missed)) == (12, 9_216)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from jobs import ENGINES, run_job
 from effcli.errors import UsageError
 from effcli.optim.groups import decay_groups
 from effcli.optim.registry import find, resolve_hyper
+from effcli.pipeline.resolve import resolve_spec
 from effcli.spec import OptimSpec
 from tests.tiny_models import set_gradients, tiny_distilbert, tiny_mixtral
 
@@ -136,6 +137,12 @@ def test_a_run_with_rprop_claims_no_decay_and_bears_no_schedule(tmp_path: Path) 
     assert record["measured"]["optimizer_state_bytes"] == record["optimizer"]["state_bytes"] == 1_115_824
     refused = effcli(*arguments, "--scheduler", "cosine", "--out", tmp_path / "other")
     assert "'rprop' sets its own learning rate" in refused.error
+
+
+def test_the_demonstration_gives_rprop_neither_a_warm_up_nor_the_rate_of_adamw() -> None:
+    spec = resolve_spec({"optim": {"name": "rprop"}})
+    assert (spec.loop.warmup_ratio, spec.optim.lr) == (0.0, None)
+    assert resolve_spec({"optim": {"name": "muon"}}).loop.warmup_ratio > 0
 
 
 def muon(model: torch.nn.Module, **settings: Any) -> torch.optim.Optimizer:

@@ -77,6 +77,7 @@ def _sgd_entry(name: str, summary: str, momentum: float) -> OptimizerEntry:
         law="With momentum one buffer of the weight's shape and dtype, without momentum nothing; no step.",
         formula="w*n if momentum else 0",
         source="Sutskever et al., ICML 2013; torch/optim/sgd.py, torch 2.13",
+        # With a gradient clipped to norm 1 an update moves the whole model by lr; upstream's 1e-3 hardly moves it.
         defaults={"lr": 1e-2, "momentum": momentum, "dampening": 0.0, "nesterov": False},
         settle=_settle_sgd,
         rule_of_thumb_bytes=lambda num_parameters: 4 * num_parameters if momentum else 0,

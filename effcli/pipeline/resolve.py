@@ -57,8 +57,10 @@ def _demonstration(given: Mapping[str, Any]) -> dict[str, Any]:
     if (given.get("model") or {}).get("name") is not None:
         return {}
     optim = given.get("optim") or {}
-    like_adamw = find(optim.get("name") or OptimSpec().name).defaults["lr"] == find("adamw").defaults["lr"]
-    own_rate = str((optim.get("args") or {}).get("relative_step", False)).lower() != "false"
+    entry = find(optim.get("name") or OptimSpec().name)
+    like_adamw = entry.defaults.get("lr") == find("adamw").defaults["lr"]
+    relative = str((optim.get("args") or {}).get("relative_step", False)).lower() != "false"
+    own_rate = relative or entry.schedule(entry.defaults) == "own"
     layer: dict[str, Any] = {"optim": {"lr": DEMO_LOOP["lr"]}} if like_adamw and not own_rate else {}
     if (given.get("data") or {}).get("train") is not None:
         return layer
