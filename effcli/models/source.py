@@ -282,8 +282,8 @@ def _refuse_adapters(name: str, path: Path) -> None:
     with unusable(name, path.name):
         base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
     raise UsageError(
-        f"--model '{name}' holds adapters of peft for '{base}', not a whole model; give that one, or merge them into it "
-        "first (load with peft, then merge_and_unload() and save_pretrained())"
+        f"--model '{name}' holds adapters of peft for '{base}', not a whole model; give that one, or merge them into "
+        "it first (load with peft, then merge_and_unload() and save_pretrained())"
     )
 
 

@@ -1,0 +1,306 @@
+"""LoRA: what trains, what it takes, what is saved, and how it loads again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import F1, F3, csv_file, effcli, model_folder
+from safetensors.torch import load_file
+from tiny_models import tiny_distilbert, tiny_gpt2
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
+
+from effcli import pipeline
+from effcli.errors import InterruptedRunError
+from effcli.models.build import parameter_infos
+from effcli.optim.groups import decay_groups, hidden_names
+from effcli.report.progress import QuietProgress
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import peft
+
+ENGINES = ("pytorch", "accelerate", "trainer")
+LORA = ("--lora-r", 8, "--lora-targets", "q_lin,v_lin")
+
+
+@pytest.fixture
+def f1(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "f1", F1)
+
+
+@pytest.fixture
+def f3(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "f3", F3)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return csv_file(tmp_path / "d.csv")
+
+
+def adapted(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
+    """Return a model that peft itself has wrapped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.get_peft_model(model, peft.LoraConfig(r=8, **settings))
+
+
+def loaded(kind: str, folder: Path, **settings: Any) -> torch.nn.Module:
+    """Return what `peft.AutoPeftModelFor...` makes of a saved folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft 0.21 asks transformers for a name that is deprecated
+        return getattr(peft, f"AutoPeftModelFor{kind}").from_pretrained(folder, **settings)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of all tensors in the state."""
+    return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+
+
+def logits_of(model: torch.nn.Module, tokenizer: Any, texts: list[str]) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_adapters_alone_have_state_even_if_all_parameters_are_passed(everything: bool) -> None:
+    model = adapted(tiny_distilbert(), target_modules=["q_lin", "v_lin"])
+    groups = [{"params": list(model.parameters())}] if everything else decay_groups(model, 0.01)
+    optimizer = torch.optim.AdamW([{"params": group["params"]} for group in groups])
+    model(input_ids=torch.arange(8)[None], labels=torch.tensor([1])).loss.backward()
+    optimizer.step()
+    assert state_bytes(optimizer) == 32_800
+    trained = [info for info in parameter_infos(model) if info.trainable]
+    assert (len(trained), sum(info.num_elements for info in trained)) == (8, 4_096)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("optim", "state"), [("adamw", 67_136), ("adam8bit", 8 * 4_290 + 2 * 4_096 + 8 * 16 + 2_048)])
+def test_adapters_and_head_train_and_the_rest_counts_as_weights(
+    optim: str, state: int, engine: str, f1: Path, data: Path, tmp_path: Path
+) -> None:
+    arguments = ("train", f1, "--data", data, *LORA, "--optim", optim, "--engine", engine, "--max-steps", 2, "--json")
+    record = effcli(*arguments, "--out", tmp_path / "o").record
+    model, measured = record["model"], record["measured"]
+    assert model["architecture"] == "DistilBertForSequenceClassification"
+    assert model["num_trainable_parameters"] == 8_386
+    assert model["num_parameters"] == 147_844
+    assert model["weights_bytes"] == measured["weights_bytes"] == 4 * 147_844
+    assert model["gradients_bytes"] == measured["gradients_bytes"] == 4 * 8_386
+    assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == state
+    assert record["optimizer"]["tensors"] == measured["tensors"]
+    assert sum(group["num_tensors"] for group in record["groups"]) == 12
+    planned = effcli(*arguments, "--dry-run").record
+    for key in ("model", "optimizer", "groups"):
+        assert planned[key] == record[key]
+
+
+@pytest.mark.parametrize("family", ["classification", "causal-lm"])
+def test_the_engines_make_the_same_updates(family: str, f1: Path, f3: Path, data: Path, tmp_path: Path) -> None:
+    model = (f1, *LORA) if family == "classification" else (f3, "--lora-r", 4, "--text-column", "sentence")
+    histories = []
+    for engine in ENGINES:
+        arguments = ("--task", family, "--optim", "sgd", "--lr", 0.1, "--lora-dropout", 0.1, "--engine", engine)
+        record = effcli(
+            "train", *model, "--data", data, *arguments, "--batch-size", 2, "--accum", 2, "--max-steps", 3,
+            "--out", tmp_path / engine, "--json",
+        ).record  # fmt: skip
+        histories.append(record["history"])
+        assert all(line["grad_norm"] > 0 for line in record["history"])
+    for history in histories[1:]:
+        for key in ("loss", "grad_norm", "lr"):
+            assert [x[key] for x in history] == pytest.approx([x[key] for x in histories[0]], rel=1e-6)
+
+
+def test_a_language_model_keeps_its_tied_head_frozen_and_nobody_warns(f3: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ("--task", "causal-lm", "--text-column", "sentence", "--data", data, "--lora-r", 8, "--max-steps", 1)
+    done = effcli("train", f3, *arguments, "--out", tmp_path / "o", "--json")
+    alone = adapted(tiny_gpt2(), target_modules=["c_attn"])
+    trainable = sum(param.numel() for param in alone.parameters() if param.requires_grad)
+    assert done.record["model"]["num_trainable_parameters"] == trainable == 4_096
+    assert done.record["model"]["num_parameters"] == 168_192 + 4_096
+    assert done.record["measured"]["optimizer_state_bytes"] == 8 * 4_096 + 4 * 4
+    assert "fan_in_fan_out" not in done.stderr
+    assert "arn" not in done.stderr.replace("learn", "")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_recomputed_activations_change_no_gradient_of_the_adapters(
+    engine: str, f1: Path, data: Path, tmp_path: Path
+) -> None:
+    common = ("train", f1, "--data", data, *LORA, "--engine", engine, "--max-steps", 1, "--json")
+    plain = effcli(*common, "--out", tmp_path / "a").record["history"]
+    saving = effcli(*common, "--gradient-checkpointing", "--out", tmp_path / "b").record["history"]
+    assert all(line["grad_norm"] > 0 for line in saving)
+    for key in ("loss", "grad_norm"):
+        assert [x[key] for x in saving] == pytest.approx([x[key] for x in plain], rel=1e-6)
+
+
+def test_weights_below_an_embedding_and_the_head_are_no_hidden_ones() -> None:
+    model = adapted(tiny_gpt2(), target_modules=["c_attn", "wte", "lm_head"])
+    hidden = {name for name in hidden_names(model) if "lora_" in name}
+    assert len(hidden) == 4
+    assert all("c_attn" in name for name in hidden)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_resumed_run_ends_with_the_same_adapters(engine: str, data: Path, tmp_path: Path) -> None:
+    f1 = model_folder(tmp_path / "f1", F1, dropout=0.1)
+
+    def flags(out: str) -> dict[str, Any]:
+        return {
+            "model": {"name": str(f1), "lora_r": 4, "lora_targets": ["all-linear"], "lora_dropout": 0.1},
+            "data": {"train": str(data), "eval": str(data)},
+            "optim": {"name": "adamw", "lr": 1e-3},
+            "loop": {"batch_size": 2, "epochs": 2, "engine": engine},
+            "output": {"out": str(tmp_path / out)},
+        }
+
+    progress = QuietProgress()
+    whole = pipeline.train(pipeline.resolve_spec(flags("a")), progress=progress)
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(pipeline.resolve_spec(flags("b")), progress=progress, stop_after_updates=5)
+    rest = pipeline.train(pipeline.resolve_spec({}, resume_from=str(tmp_path / "b")), progress=progress, resume=True)
+    assert rest.history == whole.history
+    assert rest.eval == whole.eval
+    one, other = (load_file(tmp_path / name / "model" / "adapter_model.safetensors") for name in "ab")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any(note.startswith("LoRA of rank 4, alpha 8") for note in rest.notes)
+
+
+def evaluation_loss(model: torch.nn.Module, folder: Path, data: Path) -> float:
+    """Return the mean loss of a classifier over the rows of a file."""
+    texts, labels = zip(*(line.split(",") for line in data.read_text().splitlines()[1:]), strict=True)
+    logits = logits_of(model, AutoTokenizer.from_pretrained(folder), list(texts))
+    index = {label: number for number, label in enumerate(sorted(set(labels)))}
+    return torch.nn.functional.cross_entropy(logits, torch.tensor([index[label] for label in labels])).item()
+
+
+def test_adapters_on_random_weights_are_saved_with_those(f1: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    arguments = ("--data", data, "--eval-data", data, *LORA, "--lr", 1e-2, "--out", out)
+    record = effcli("train", f1, *arguments, "--json").record
+    model = loaded("SequenceClassification", out / "model")
+    assert evaluation_loss(model, out / "model", data) == pytest.approx(record["eval"][-1]["eval_loss"], abs=1e-6)
+    below = AutoModelForSequenceClassification.from_pretrained(out / "model" / "base")
+    trained = model.get_base_model().distilbert.transformer.layer[0].attention.q_lin
+    assert torch.equal(below.distilbert.transformer.layer[0].attention.q_lin.weight, trained.base_layer.weight)
+    assert trained.lora_B["default"].weight.abs().max() > 0
+
+
+def test_adapters_load_onto_the_model_they_were_made_for(f3: Path, data: Path, tmp_path: Path) -> None:
+    text = ("--task", "causal-lm", "--text-column", "sentence", "--data", data)
+    assert effcli("train", f3, *text, "--max-steps", 1, "--out", tmp_path / "base").code == 0
+    below = tmp_path / "base" / "model"
+    three = tmp_path / "three.csv"
+    three.write_text("text,label\none two three,a\nfour five,b\nsix seven eight nine,c\none three,a\n")
+    out = tmp_path / "o"
+    arguments = ("--data", three, "--eval-data", three, "--lora-r", 4, "--lora-targets", "all-linear", "--lr", 1e-2)
+    done = effcli("train", below, *arguments, "--out", out, "--json")
+    call = f"peft.AutoPeftModelForSequenceClassification.from_pretrained('{out / 'model'}', num_labels=3)"
+    assert any(call in note and str(below) in note for note in done.record["notes"])
+    assert {path.name for path in (out / "model" / "base").iterdir()} == {"config.json"}
+    labels = json.loads((out / "model" / "base" / "config.json").read_text())["id2label"]
+    assert labels == {"0": "a", "1": "b", "2": "c"}
+    model = loaded("SequenceClassification", out / "model", num_labels=3)
+    measured = evaluation_loss(model, out / "model", three)
+    assert measured == pytest.approx(done.record["eval"][-1]["eval_loss"], abs=1e-6)
+
+    error = effcli("train", out / "model", "--data", three).error
+    assert "holds adapters of peft" in error
+    assert str(below) in error
+
+
+def test_adapters_of_embedding_and_tied_head_load_again(f3: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    done = effcli(
+        "train", f3, "--task", "causal-lm", "--text-column", "sentence", "--data", data, "--eval-data", data,
+        "--lora-r", 2, "--lora-targets", "wte,lm_head", "--lr", 1e-2, "--batch-size", 12, "--out", out, "--json",
+    )  # fmt: skip
+    model, tokenizer = loaded("CausalLM", out / "model"), AutoTokenizer.from_pretrained(out / "model")
+    texts = [line.split(",")[0] for line in data.read_text().splitlines()[1:]]
+    total, tokens = 0.0, 0
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        logits = model.eval()(ids).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
+        tokens += ids.shape[1] - 1
+    assert total / tokens == pytest.approx(done.record["eval"][-1]["eval_loss"], abs=1e-5)
+
+
+def test_a_body_with_new_weights_is_saved_below_the_adapters(data: Path, tmp_path: Path) -> None:
+    settings = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertForMaskedLM(BertConfig(vocab_size=100, max_position_embeddings=64, **settings)).save_pretrained(tmp_path / "b")
+    out = tmp_path / "o"
+    arguments = ("--data", data, "--eval-data", data, "--lora-r", 2, "--lr", 1e-2, "--max-steps", 3, "--out", out)
+    done = effcli("train", tmp_path / "b", *arguments, "--json")
+    assert any("bert.pooler.dense.weight" in note and "leaves" in note for note in done.record["notes"])
+    model = loaded("SequenceClassification", out / "model")
+    assert evaluation_loss(model, out / "model", data) == pytest.approx(done.record["eval"][-1]["eval_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pure_bf16_keeps_adapters_in_fp32(engine: str, f1: Path, data: Path, tmp_path: Path) -> None:
+    record = effcli(
+        "train", f1, "--data", data, *LORA, "--precision", "bf16-pure", "--engine", engine, "--max-steps", 2,
+        "--out", tmp_path / "o", "--json",
+    ).record  # fmt: skip
+    model, measured = record["model"], record["measured"]
+    assert model["weights_bytes"] == measured["weights_bytes"] == 2 * (139_458 + 4_290) + 4 * 4_096
+    assert model["gradients_bytes"] == measured["gradients_bytes"] == 2 * 4_290 + 4 * 4_096
+    state = 2 * model["gradients_bytes"] + 4 * 12
+    assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == state
+    saved = load_file(tmp_path / "o" / "model" / "adapter_model.safetensors")
+    assert {str(value.dtype) for name, value in saved.items() if "lora_" in name} == {"torch.float32"}
+
+
+def test_a_model_stored_in_fp16_gets_fp32_adapters_and_a_scaler(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_distilbert().half().save_pretrained(tmp_path / "half")
+    monkeypatch.setattr("effcli.pipeline.prepare.check_precision", lambda *_: None)
+    record = effcli(
+        "train", tmp_path / "half", "--data", data, *LORA, "--precision", "fp16", "--max-steps", 2,
+        "--out", tmp_path / "o", "--json",
+    ).record  # fmt: skip
+    assert record["measured"]["weights_bytes"] == 4 * 147_844
+    assert record["measured"]["optimizer_state_bytes"] == 67_136
+
+
+WRONG = [
+    (("--lora-r", 8), ["--lora-r 8", "distilbert", "--lora-targets", "all-linear", "q_lin, k_lin, v_lin, out_lin"]),
+    (("--lora-r", 8, "--lora-targets", "q_lin,v_lim"), ["'v_lim'", "Did you mean 'v_lin'?", "q_lin, k_lin"]),
+    (("--lora-r", 8, "--lora-targets", "ffn"), ["'ffn'", "takes an adapter"]),
+    (("--lora-r", 8, "--lora-targets", "pre_classifier"), ["pre_classifier", "head"]),
+    (("--lora-r", 8, "--lora-targets", "all-linear", "--lora-targets", "q_lin"), ["all-linear", "alone"]),
+    (("--lora-r", 0, "--lora-targets", "q_lin"), ["--lora-r", "0", "1"]),
+    (("--lora-r", "x"), ["--lora-r", "x"]),
+    ((*LORA, "--lora-dropout", 1), ["--lora-dropout", "1"]),
+    ((*LORA, "--freeze", "embed"), ["--freeze embed", "--lora-r 8", "one of the two"]),
+    ((*LORA, "--stable-embedding"), ["--stable-embedding", "--lora-r 8", "one of the two"]),
+    (("--lora-targets", "q_lin"), ["--lora-targets q_lin", "--lora-r"]),
+    (("--lora-alpha", 16), ["--lora-alpha", "--lora-r"]),
+    (("--lora-dropout", 0.1), ["--lora-dropout", "--lora-r"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda value: " ".join(map(str, value)))
+def test_a_wrong_setting_is_one_line(arguments: tuple[object, ...], words: list[str], f1: Path, data: Path) -> None:
+    done = effcli("train", f1, "--data", data, *arguments, "--dry-run")
+    assert done.code == 2, done.stderr
+    assert all(word in done.error for word in words), done.error
+
+
+def test_a_missing_peft_is_one_line_with_the_pip_command(f1: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    done = effcli("train", f1, "--data", data, *LORA)
+    assert done.code == 3
+    assert "pip install peft" in done.error
+    assert effcli("train", f1, "--data", data, "--dry-run").code == 0
