@@ -33,7 +33,6 @@ class Entry:
     `dtypes` are the stored ones, `number` for a Python number.
     """
 
-    role: Role
     num_elements: int = 0
     num_new_elements: int = 0
     dtypes: set[str] = field(default_factory=set)
@@ -41,9 +40,10 @@ class Entry:
 
 @dataclass(slots=True)
 class Held:
-    """One storage, the key that it was first met under, and the owners of the states that hold it."""
+    """One storage, the key and the role that it was first met under, and the owners of the states that hold it."""
 
     key: str
+    role: Role
     storage: Storage
     owners: set[str]
 
@@ -57,29 +57,33 @@ class Held:
 class Tally:
     """Entries by owner and key in the order in which they were met, and storages by identity."""
 
-    owners: list[str] = field(default_factory=list)
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     held: dict[Hashable, Held] = field(default_factory=dict)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def add(self, owner: str, key: str, part: str, leaf: torch.Tensor | int | float) -> None:
         """Count a tensor or number called `part`, found under `key` in the state of `owner`."""
-        role = Role.STEP if part == "step" else Role.QUANTISATION if _CONSTANT.fullmatch(part) else Role.STATISTIC
+        role = _role(part)
         if isinstance(leaf, int | float):
             if role is Role.STEP:
-                entry = self.entries.setdefault((owner, key), Entry(role))
+                entry = self.entries.setdefault((owner, key), Entry())
                 entry.num_elements += 1
                 entry.num_new_elements += 1
                 entry.dtypes.add("number")
             return
-        entry = self.entries.setdefault((owner, key), Entry(role))
+        entry = self.entries.setdefault((owner, key), Entry())
         if role is not Role.QUANTISATION:
             entry.num_elements += leaf.numel()
             entry.num_new_elements += 0 if id(leaf) in self.tensors else leaf.numel()
         self.tensors[id(leaf)] = leaf
         for storage in storages(leaf):
             entry.dtypes.add(storage.dtype)
-            self.held.setdefault(storage.identity, Held(key, storage, set())).owners.add(owner)
+            held_as = _role(storage.part) if role is Role.STATISTIC and storage.part else role
+            self.held.setdefault(storage.identity, Held(key, held_as, storage, set())).owners.add(owner)
+
+
+def _role(part: str) -> Role:
+    return Role.STEP if part == "step" else Role.QUANTISATION if _CONSTANT.fullmatch(part) else Role.STATISTIC
 
 
 def tally(states: Iterable[tuple[str, Any]], weights: Iterable[torch.Tensor] = ()) -> Tally:
@@ -89,7 +93,6 @@ def tally(states: Iterable[tuple[str, Any]], weights: Iterable[torch.Tensor] = (
     """
     counted = Tally()
     for owner, state in states:
-        counted.owners.append(owner)
         for key, value in _keys(state):
             for part, leaf in leaves(value, key):
                 counted.add(owner, key, part, leaf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -20,47 +20,55 @@ _BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 class Storage:
     """One storage: what tells it from others, its bytes, the dtype under which it was met, and its device type.
 
-    `handle` keeps the storage alive, so that no other one can take its address while it is being counted.
+    `part` is the attribute of a tensor subclass that holds it, empty for a plain tensor. `handle` keeps the storage
+    alive, so that no other one can take its address while it is being counted.
     """
 
     identity: Hashable
     num_bytes: int
     dtype: str
     device: str
+    part: str
     handle: Any
 
 
-def storages(tensor: torch.Tensor) -> Iterator[Storage]:
+def storages(tensor: torch.Tensor, part: str = "") -> Iterator[Storage]:
     """Yield the storages behind a tensor: whole ones also for a view, those of the inner tensors for a subclass.
 
     Wrapper subclasses (torchao, DTensor) are opened by `__tensor_flatten__`, sparse tensors into indices and values. A
     tensor that shows no storage (MKL-DNN's layout) takes the bytes of its elements.
     """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        inner = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
     else:
-        inner = _sparse_parts(tensor)
+        inner = {name: read() for name, read in _sparse_parts(tensor).items()}
     if inner:
-        for part in inner:
-            yield from storages(part)
+        for name, held in inner.items():
+            yield from storages(held, name)
         return
     try:
         handle: Any = tensor.untyped_storage()
         identity, num_bytes = _identity(handle), handle.nbytes()
     except NotImplementedError:
         handle, identity, num_bytes = tensor, ("object", id(tensor)), tensor.numel() * tensor.element_size()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    yield Storage(identity=identity, num_bytes=num_bytes, dtype=dtype, device=tensor.device.type, handle=handle)
+    yield Storage(
+        identity=identity,
+        num_bytes=num_bytes,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=tensor.device.type,
+        part=part,
+        handle=handle,
+    )
 
 
-def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _sparse_parts(tensor: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return {"indices": tensor._indices, "values": tensor._values}
     if tensor.layout in _BY_ROW:
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        return {"crow_indices": tensor.crow_indices, "col_indices": tensor.col_indices, "values": tensor.values}
     if tensor.layout in _BY_COLUMN:
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []
+        return {"ccol_indices": tensor.ccol_indices, "row_indices": tensor.row_indices, "values": tensor.values}
+    return {}
 
 
 def _identity(storage: torch.UntypedStorage) -> Hashable:

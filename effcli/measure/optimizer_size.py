@@ -47,7 +47,7 @@ class OptimizerSize:
     def describe(self) -> str:
         """Return one line for people: the amounts, and whose state is missing."""
         if not self.allocated:
-            return "no state: not allocated yet, which the first update does, or this optimizer keeps none"
+            return "not allocated yet (the first update does that), or the optimizer keeps none"
         line = (
             f"{format_bytes(self.state_bytes)} in {format_count(self.num_tensors)} tensors, "
             f"{format_count(self.state_elements)} elements"
@@ -58,6 +58,24 @@ class OptimizerSize:
 def listed(names: tuple[str, ...]) -> str:
     """Return the first few of some names in words."""
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def state_notes(size: OptimizerSize, *, without_gradient: tuple[str, ...], predicted_bytes: int) -> tuple[str, ...]:
+    """Return sentences on what an estimate of `predicted_bytes` of state counts, but a finished run does not hold.
+
+    `without_gradient` names the trainable parameters that no update had a gradient for.
+    """
+    notes = []
+    if without_gradient:
+        stateless = size.allocated and set(without_gradient) <= set(size.without_state)
+        notes.append(
+            f"{len(without_gradient)} trainable {'tensor' if len(without_gradient) == 1 else 'tensors'} never got a "
+            f"gradient, so they have none{' and no optimizer state' if stateless else ''}: {listed(without_gradient)}. "
+            "The estimate counts them."
+        )
+    if predicted_bytes and not size.allocated:
+        notes.append(f"Optimizer state: {size.describe()}.")
+    return tuple(notes)
 
 
 def compute_optimizer_size(states: Iterable[Any]) -> tuple[float, int]:

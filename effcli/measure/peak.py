@@ -29,7 +29,7 @@ class StepProbe:
     ) -> None:
         self.weights_bytes: int | None = None
         self.gradients_bytes: int | None = None
-        self.without_gradient: tuple[str, ...] = ()
+        self._unused: dict[str, torch.nn.Parameter] = {}
         self._model = model
         self._optimizer = optimizer
         self._last_lr: float | None = None
@@ -44,6 +44,11 @@ class StepProbe:
         """Return what `read_lr` said right after the last step; before the first, what it says now."""
         return self._read_lr(self._optimizer) if self._last_lr is None else self._last_lr
 
+    @property
+    def without_gradient(self) -> tuple[str, ...]:
+        """Return the names of the trainable parameters that never got a gradient; none before the first step."""
+        return tuple(self._unused)
+
     def detach(self) -> None:
         """Take the hooks off; what was read stays. May be called more than once."""
         while self._handles:
@@ -54,9 +59,8 @@ class StepProbe:
             parameters = list(self._model.parameters())
             self.weights_bytes = storage_bytes(parameters)
             self.gradients_bytes = storage_bytes(p.grad for p in parameters if p.grad is not None)
-            self.without_gradient = tuple(
-                name for name, p in self._model.named_parameters() if p.requires_grad and p.grad is None
-            )
+            self._unused = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._unused = {name: p for name, p in self._unused.items() if p.grad is None}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._last_lr = self._read_lr(optimizer)

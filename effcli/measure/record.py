@@ -106,7 +106,8 @@ class Measured(Fact):
     """What the run really took.
 
     `weights_bytes` and `gradients_bytes` are read before the first step that is not skipped; `peak_allocated_bytes` is
-    CUDA's counter, None on a CPU.
+    CUDA's counter, None on a CPU. `parameters_without_state` are those that the optimizer holds no state for, where it
+    has one for others.
     """
 
     weights_bytes: int | None
@@ -114,6 +115,7 @@ class Measured(Fact):
     optimizer_state_bytes: int
     optimizer_state_elements: int
     tensors: dict[str, StateAmount]
+    parameters_without_state: tuple[str, ...] = ()
     peak_allocated_bytes: int | None
     peak_rss_bytes: int
     nvml: NvmlFacts

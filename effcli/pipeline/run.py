@@ -22,10 +22,11 @@ from effcli.errors import InterruptedRunError, UsageError
 from effcli.files import write_folder, write_text
 from effcli.flags import field_label
 from effcli.measure.nvml import read_nvml
-from effcli.measure.optimizer_size import inspect_optimizer
+from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer, state_notes
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
 from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
+from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import weights_to_use
 from effcli.pipeline.build import Built, build_scheduler
@@ -47,7 +48,7 @@ class Run:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
         self._record = record
-        self._optimizer = prepared.entry.build(built.groups, prepared.hyper)
+        self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
         self._meter = ThroughputMeter(model, time.perf_counter)
@@ -222,18 +223,21 @@ class Run:
         self._store.save(saved, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
 
     def _save_model(self, path: Path) -> None:
-        self._model.save_pretrained(path)
+        save_model(self._model, path, self._folder.model)
         self._prepared.tokenizer.save_pretrained(path)
 
     def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
         """Return the final record after writing it."""
         updates = session.update - self._start_update
-        notes = (*self._without_gradient(), *clipping_notes(self._loop, session.history))
+        size = inspect_optimizer(self._optimizer)
+        predicted_bytes = self._record.optimizer.state_bytes if updates else 0
+        unused = state_notes(size, without_gradient=self._probe.without_gradient, predicted_bytes=predicted_bytes)
+        notes = (*unused, *clipping_notes(self._loop, session.history))
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
                 "eval": tuple(_eval_facts(line) for line in session.evaluations),
-                "measured": self._measured() if updates else None,
+                "measured": self._measured(size) if updates else None,
                 "throughput": self._meter.result(updates) if updates else None,
                 "notes": (*self._record.notes, *notes),
                 "status": status,
@@ -245,19 +249,7 @@ class Run:
             self._progress.note(note)
         return record
 
-    def _without_gradient(self) -> tuple[str, ...]:
-        """Return a note on parameters that the plan counts but the forward never uses."""
-        names = self._probe.without_gradient
-        if not names:
-            return ()
-        listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        return (
-            f"{len(names)} trainable tensors never got a gradient, so they have none and no optimizer state: {listed}. "
-            "The estimate counts them.",
-        )
-
-    def _measured(self) -> Measured:
-        size = inspect_optimizer(self._optimizer)
+    def _measured(self, size: OptimizerSize) -> Measured:
         device = self._prepared.device
         return Measured(
             weights_bytes=self._probe.weights_bytes,
@@ -265,6 +257,7 @@ class Run:
             optimizer_state_bytes=size.state_bytes,
             optimizer_state_elements=size.state_elements,
             tensors=size.tensors,
+            parameters_without_state=size.without_state,
             peak_allocated_bytes=cuda_peak_allocated_bytes(device),
             peak_rss_bytes=peak_rss_bytes(),
             nvml=read_nvml(device),
