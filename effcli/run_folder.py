@@ -46,7 +46,7 @@ class RunFolder:
 
 def dated_name(now: datetime, optimizer: str) -> str:
     """Return the default run folder, such as `runs/2030-01-31-12-59-59-adam8bit`."""
-    return f"runs/{now:%Y-%m-%d-%H-%M-%S}-{optimizer}"
+    return f"runs/{now:%Y-%m-%d-%H-%M-%S}-{optimizer.replace(':', '-')}"
 
 
 def saved_recipe(out: str) -> Path:

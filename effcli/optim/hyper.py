@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, nearest
 from effcli.optim.overrides import Override
+from effcli.units import Basis
 
 if TYPE_CHECKING:
     from effcli.optim.entry import OptimizerEntry
@@ -166,14 +167,19 @@ def _coerce(entry: OptimizerEntry, name: str, value: Any, defaults: Mapping[str,
     default = defaults[name]
     if default is None and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
         return None
+    by_form = entry.basis is Basis.PROBED  # of a class by path nothing is known but its defaults
+    if by_form and default is None:
+        return value
     kind: type = float if default is None else type(default)
-    converted = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_text}[kind](value)
-    if converted is None:
-        allowed = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}[kind]
-        optional = " or none" if default is None else ""
+    convert, allowed = _KINDS[kind]
+    if by_form and kind is int:  # often written for a float
+        convert, allowed = _to_number, "a number"
+    converted = convert(value)
+    if converted is None or (kind is tuple and len(converted) != len(default)):
+        optional = " or none" if default is None else f", {len(default)} of them" if kind is tuple else ""
         raise UsageError(f"optimizer argument '{name}' of '{entry.name}' must be {allowed}{optional}, got '{value}'")
     accepts, allowed = _RANGES.get(name, (lambda x: True, ""))
-    if not accepts(converted):
+    if not accepts(converted) and not (by_form and name not in _FLAGS):
         raise UsageError(f"optimizer argument '{name}' of '{entry.name}' must be {allowed}, got {value}")
     return converted
 
@@ -202,3 +208,24 @@ def _to_float(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _to_number(value: Any) -> int | float | None:
+    whole = _to_int(value)
+    return _to_float(value) if whole is None else whole
+
+
+def _to_numbers(value: Any) -> tuple[float, ...] | None:
+    items = value.strip(" ()[]").split(",") if isinstance(value, str) else value
+    numbers = [_to_number(item) for item in items] if isinstance(items, list | tuple) else [None]
+    return None if None in numbers else tuple(number for number in numbers if number is not None)
+
+
+_KINDS: dict[type, tuple[Callable[[Any], Any], str]] = {
+    bool: (_to_bool, "true or false"),
+    int: (_to_int, "a whole number"),
+    float: (_to_float, "a finite number"),
+    str: (_to_text, "a text"),
+    tuple: (_to_numbers, "numbers with commas"),
+}
+"""Type of a default -> how a value becomes one, and what a message calls it."""

@@ -19,6 +19,7 @@ from effcli.optim import (
 )
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper, resolve_hyper
+from effcli.units import Basis
 
 __all__ = [
     "Groups",
@@ -54,15 +55,23 @@ def entries() -> tuple[OptimizerEntry, ...]:
 def find(name: str) -> OptimizerEntry:
     """Return the entry with this name or alias; case, `-` and `_` make no difference.
 
+    `package.module:Class` gets an entry of its own; see `effcli.optim.by_path` for what that raises.
+
     Raises:
         UsageError: no entry has this name; the message lists the choices.
     """
+    if ":" in name:
+        from effcli.optim.by_path import entry_by_path
+
+        return entry_by_path(name.strip())
     wanted = _normal(name)
     by_name = {_normal(word): entry for entry in entries() for word in (entry.name, *entry.aliases)}
     if wanted in by_name:
         return by_name[wanted]
     choices = ", ".join(entry.name for entry in entries())
-    raise UsageError(f"unknown optimizer '{name}'; choose one of {choices}.{nearest(wanted, by_name)}")
+    raise UsageError(
+        f"unknown optimizer '{name}'; choose one of {choices}, or give package.module:Class.{nearest(wanted, by_name)}"
+    )
 
 
 def require(entry: OptimizerEntry) -> None:
@@ -115,6 +124,11 @@ def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None 
     except (TypeError, ValueError) as error:
         raise UsageError(f"optimizer '{entry.name}' refuses its hyperparameters: {first_line(error)}") from error
     except Exception as error:  # upstream raises whatever its backend raises
+        if entry.basis is Basis.PROBED:
+            raise UsageError(
+                f"optimizer '{entry.name}' cannot make a step from gradients alone on {device} with {dtype} weights: "
+                f"{first_line(error)}"
+            ) from error
         raise DeviceError(
             f"optimizer '{entry.name}' cannot make a step on {device} with {dtype} weights: {first_line(error)}; "
             "use another --device, or --optim adamw"
