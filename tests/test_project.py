@@ -76,10 +76,12 @@ def test_exact_versions_lie_in_the_ranges() -> None:
             assert "+" not in version, f"{line}: a local build is found nowhere else"
             pins[canonicalize_name(name)] = version
     assert pins["torch"] == "2.13.0"
-    extras = PROJECT["optional-dependencies"]
-    for text in [*PROJECT["dependencies"], *extras["dev"]]:
-        wanted = Requirement(text)
-        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), text
+    extras = [text for extra in PROJECT["optional-dependencies"].values() for text in extra]
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *extras]):
+        if wanted.name == PROJECT["name"]:
+            assert wanted.extras < set(PROJECT["optional-dependencies"])
+            continue
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), wanted
 
 
 def test_every_imported_package_is_a_declared_dependency() -> None:
