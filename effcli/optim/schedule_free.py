@@ -82,9 +82,9 @@ ENTRIES = (
         source=f"{_PAPER}; schedulefree/adamw_schedulefree.py, schedulefree 1.4",
         package="schedulefree",
         pip="schedulefree",
-        # The authors advise 1 to 10 times the rate that a schedule would start from, which adamw here is 5e-5.
+        # The authors advise 1 to 10 times the rate that a schedule would start from: adamw's, to begin with.
         defaults={
-            "lr": 1e-4,
+            "lr": 5e-5,
             "beta1": 0.9,
             "beta2": 0.999,
             "eps": 1e-8,

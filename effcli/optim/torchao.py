@@ -120,16 +120,16 @@ def _entry(
     block_size: int,
     paper: str,
 ) -> OptimizerEntry:
-    table = f"{map_bytes:,} bytes of code table" if map_bytes else "no code table"
+    table = f"a {map_bytes:,}-byte code table of its own" if map_bytes else "no code table"
+    parts = ["n" if bits == 8 else "n//2", "4*(n//block_size)", *([str(map_bytes)] if map_bytes else [])]
     return OptimizerEntry(
         name=name,
         aliases=aliases,
         summary=summary,
-        law=f"Two moments of {bits} bits an element, each with one float32 scale per block and {table} of its own; "
+        law=f"Two moments of {bits} bits an element, each with one float32 scale per block and {table}; "
         "below 4,096 elements, or where their number is no multiple of block_size, two moments in the weight's dtype. "
         "And a 4-byte step.",
-        formula=f"2*({'n' if bits == 8 else 'n//2'} + 4*(n//block_size) + {map_bytes}) + 4 "
-        f"if n >= {_QUANTISED_FROM} and n % block_size == 0 else 2*w*n + 4",
+        formula=f"2*({' + '.join(parts)}) + 4 if n >= {_QUANTISED_FROM} and n % block_size == 0 else 2*w*n + 4",
         source=f"{paper}; torchao/optim/adam.py, torchao 0.18",
         package="torchao",
         pip="torchao",
@@ -184,6 +184,6 @@ ENTRIES = (
         bits=8,
         map_bytes=0,
         block_size=256,
-        paper="float8_e4m3fn of torch",
+        paper="Micikevicius et al., arXiv 2209.05433",
     ),
 )
