@@ -91,7 +91,7 @@ def replace_embeddings(model: PreTrainedModel, names: Sequence[str]) -> None:
     """
     plain, _ = embeddings_of(model)
     if missing := [name for name in names if name not in plain]:
-        raise ValueError(f"{MARKER} names '{missing[0]}', which is no embedding of this model")
+        raise ValueError(f"{MARKER} of config.json names '{missing[0]}', which is no embedding of this model")
     made: dict[int, torch.nn.Module] = {}
     for name in names:
         parent, _, last = name.rpartition(".")

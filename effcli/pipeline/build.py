@@ -58,12 +58,12 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     dtype = torch.bfloat16 if spec.loop.precision == "bf16-pure" else torch.float32
     made, fresh = build_model(prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, meta=meta)
     notes = _stabilise(prepared, made)
+    freeze(made, spec.model.freeze)
     hyper = prepared.hyper
-    if entry.eight_bit:  # first, so that what the user overrides counts
-        hyper = {**hyper, "overrides": (*overrides_for(made), *hyper["overrides"])}
+    if entry.eight_bit:
+        hyper = {**hyper, "overrides": (*hyper["overrides"], *overrides_for(made))}
     with torch.device("meta") if meta else nullcontext():
         model, lora_notes = _with_adapters(prepared, made, fresh)
-    freeze(model, spec.model.freeze)
     if not meta:
         model.to(prepared.device)
     if spec.loop.gradient_checkpointing:

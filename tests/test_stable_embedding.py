@@ -1,0 +1,356 @@
+"""bitsandbytes' StableEmbedding in place of embeddings: what it takes, what is saved, and how it loads again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+from bitsandbytes.nn import StableEmbedding
+from bitsandbytes.optim import GlobalOptimManager
+from commands import F1, F3, csv_file, effcli, model_folder
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_distilbert, tiny_gpt2
+from transformers import Adafactor, AutoModelForSequenceClassification
+
+from effcli import pipeline
+from effcli.errors import InterruptedRunError, UsageError
+from effcli.models.stable_embedding import MARKER, embeddings_of, replace_embeddings, use_stable_embeddings
+from effcli.pipeline.build import build
+from effcli.pipeline.prepare import prepare
+from effcli.report.progress import QuietProgress
+
+ENGINES = ("pytorch", "accelerate", "trainer")
+TASKS = {
+    "classification": (
+        F1,
+        tiny_distilbert,
+        ("embeddings.word_embeddings", "embeddings.position_embeddings"),
+        "distilbert",
+    ),
+    "causal-lm": (F3, tiny_gpt2, ("wte", "wpe"), "transformer"),
+}
+OPTIMIZERS = {
+    "adam8bit": lambda params: bitsandbytes.optim.Adam8bit(params),
+    "lion8bit": lambda params: bitsandbytes.optim.Lion8bit(params),
+    "adamw": lambda params: torch.optim.AdamW(params),
+    "adafactor": lambda params: Adafactor(params, scale_parameter=False, relative_step=False, lr=1e-3),
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return csv_file(tmp_path / "d.csv")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_manager() -> Iterator[None]:
+    manager = GlobalOptimManager.get_instance()
+    yield
+    assert (manager.module_weight_config_triple, manager.pid2config, manager.index2config) == ([], {}, {})
+
+
+def arguments_of(task: str, data: Path) -> tuple[object, ...]:
+    return ("--data", data, *(("--task", "causal-lm", "--text-column", "sentence") if task == "causal-lm" else ()))
+
+
+def upstream_state_bytes(task: str, optim: str) -> int:
+    """Return the true bytes of the state that upstream's optimizer makes for a model with upstream's modules."""
+    _, make, names, prefix = TASKS[task]
+    model = make()
+    for name in names:
+        parent = model.get_submodule(f"{prefix}.{name}".rpartition(".")[0])
+        old = model.get_submodule(f"{prefix}.{name}")
+        new = StableEmbedding(old.num_embeddings, old.embedding_dim, old.padding_idx)
+        setattr(parent, name.rpartition(".")[2], new)
+    model.tie_weights()
+    optimizer = OPTIMIZERS[optim](list(model.parameters()))
+    ids = torch.arange(8)[None]
+    model(input_ids=ids, labels=ids if task == "causal-lm" else torch.tensor([1])).loss.backward()
+    optimizer.step()
+    GlobalOptimManager.get_instance().initialize()
+    found = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    }
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("task", TASKS)
+def test_the_state_is_that_of_upstream_modules_and_optimizers(
+    task: str, optim: str, engine: str, data: Path, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "m", TASKS[task][0])
+    common = ("train", folder, *arguments_of(task, data), "--optim", optim, "--engine", engine, "--max-steps", 1)
+    record = effcli(*common, "--stable-embedding", "--out", tmp_path / "o", "--json").record
+    expected = upstream_state_bytes(task, optim)
+    assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == expected
+    assert record["optimizer"]["tensors"] == record["measured"]["tensors"]
+    parameters = {"classification": 139_458, "causal-lm": 168_192}[task] + 2 * 2 * 64
+    assert record["model"]["num_parameters"] == parameters
+    assert record["model"]["weights_bytes"] == record["measured"]["weights_bytes"] == 4 * parameters
+    assert record["model"]["gradients_bytes"] == record["measured"]["gradients_bytes"] == 4 * parameters
+    planned = effcli(*common, "--stable-embedding", "--dry-run", "--json").record
+    for key in ("model", "optimizer", "groups"):
+        assert planned[key] == record[key]
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that a run saved."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def language_model(name: Path, data: Path) -> torch.nn.Module:
+    """Return the model that the pipeline builds from a name."""
+    spec = pipeline.resolve_spec(
+        {
+            "model": {"name": str(name), "task": "causal-lm"},
+            "data": {"train": str(data), "text_columns": ["sentence"]},
+        }
+    )
+    return build(prepare(spec, QuietProgress()), meta=False).model.eval()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_all_other_weights_are_as_without_it_and_norms_begin_as_the_identity(
+    task: str, data: Path, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "m", TASKS[task][0])
+    common = ("train", folder, *arguments_of(task, data), "--lr", 0, "--max-steps", 1)
+    assert effcli(*common, "--out", tmp_path / "without").code == 0
+    done = effcli(*common, "--stable-embedding", "--out", tmp_path / "with")
+    without, with_it = trained(tmp_path / "without"), trained(tmp_path / "with")
+    assert all(torch.equal(value, with_it[name]) for name, value in without.items())
+    norms = {name: value for name, value in with_it.items() if name not in without}
+    assert len(norms) == 4
+    for name, value in norms.items():
+        assert torch.equal(value, (torch.ones if name.endswith(".norm.weight") else torch.zeros)(64)), name
+    assert "StableEmbedding replaces 2 embeddings" in done.stderr
+    assert "256 parameters" in done.stderr
+    assert not any("norm" in line for line in done.stderr.splitlines() if "random" in line)
+
+
+def test_loaded_weights_stay_and_only_the_norms_are_new(data: Path, tmp_path: Path) -> None:
+    tiny_distilbert().save_pretrained(tmp_path / "m")
+    common = ("--data", data, "--lr", 0, "--max-steps", 1, "--stable-embedding")
+    done = effcli("train", tmp_path / "m", *common, "--out", tmp_path / "o")
+    before, after = load_file(tmp_path / "m" / "model.safetensors"), trained(tmp_path / "o")
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert "random weights" not in done.stderr
+
+
+def test_norms_are_not_decayed(data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", F1)
+    record = effcli("train", folder, "--data", data, "--stable-embedding", "--dry-run", "--json").record
+    assert [(group["num_tensors"], group["num_elements"]) for group in record["groups"]] == [(16, 137_856), (28, 1_858)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_saved_model_is_the_same_when_it_is_loaded_again(
+    task: str, precision: str, engine: str, data: Path, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "m", TASKS[task][0])
+    common = (*arguments_of(task, data), "--eval-data", data, "--engine", engine, "--precision", precision, "--json")
+    first = effcli(
+        "train", folder, *common, "--stable-embedding", "--optim", "adam8bit", "--lr", 1e-2, "--max-steps", 2,
+        "--out", tmp_path / "first",
+    ).record  # fmt: skip
+    again = tmp_path / "first" / "model"
+    ends = [
+        effcli(
+            "train", again, *common, *flags, "--lr", 0, "--optim", "adam8bit", "--max-steps", 1, "--out", tmp_path / out
+        )
+        for out, flags in (("plain", ()), ("flag", ("--stable-embedding",)))
+    ]
+    saved = trained(tmp_path / "first")
+    for done, out in zip(ends, ("plain", "flag"), strict=True):
+        assert done.record["eval"][-1]["eval_loss"] == first["eval"][-1]["eval_loss"]
+        assert (
+            done.record["measured"]["tensors"] == done.record["optimizer"]["tensors"] == first["optimizer"]["tensors"]
+        )
+        assert done.record["model"]["weights_bytes"] == first["measured"]["weights_bytes"]
+        assert "as the model's config.json says" in done.stderr
+        now = trained(tmp_path / out)
+        assert now.keys() == saved.keys()
+        assert all(now[name].dtype == value.dtype and torch.equal(now[name], value) for name, value in saved.items())
+    norms = {value.dtype for name, value in saved.items() if ".norm." in name}
+    assert norms == {torch.float32}
+
+
+def test_the_logits_are_those_of_the_trained_model_whatever_the_shards(data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", F3)
+    common = (*arguments_of("causal-lm", data), "--lr", 1e-2, "--max-steps", 3)
+    assert effcli("train", folder, *common, "--stable-embedding", "--out", tmp_path / "o").code == 0
+    by_hand = tiny_gpt2()
+    replace_embeddings(by_hand, ("transformer.wte", "transformer.wpe"))
+    by_hand.load_state_dict(trained(tmp_path / "o"), strict=False)
+    model = language_model(tmp_path / "o" / "model", data)
+    ids = torch.arange(30)[None]
+    expected = by_hand.eval()(ids).logits
+    assert torch.equal(model(ids).logits, expected)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    assert torch.equal(language_model(tmp_path / "shards", data)(ids).logits, expected)
+
+
+def test_a_plain_loader_does_not_know_the_norms(data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", F1)
+    assert (
+        effcli("train", folder, "--data", data, "--stable-embedding", "--max-steps", 1, "--out", tmp_path / "o").code
+        == 0
+    )
+    model, loading = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "o" / "model", output_loading_info=True
+    )
+    assert {name.rpartition(".norm.")[0] for name in loading["unexpected_keys"]} == set(getattr(model.config, MARKER))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", F1, dropout=0.1)
+
+    def flags(out: str) -> dict[str, Any]:
+        return {
+            "model": {"name": str(folder), "stable_embedding": True},
+            "data": {"train": str(data)},
+            "optim": {"name": "adam8bit", "lr": 1e-3},
+            "loop": {"batch_size": 4, "epochs": 2, "engine": engine},
+            "output": {"out": str(tmp_path / out)},
+        }
+
+    progress = QuietProgress()
+    whole = pipeline.train(pipeline.resolve_spec(flags("a")), progress=progress)
+    with pytest.raises(InterruptedRunError):
+        pipeline.train(pipeline.resolve_spec(flags("b")), progress=progress, stop_after_updates=4)
+    rest = pipeline.train(pipeline.resolve_spec({}, resume_from=str(tmp_path / "b")), progress=progress, resume=True)
+    assert rest.history == whole.history
+    assert rest.measured.tensors == whole.measured.tensors
+    one, other = trained(tmp_path / "a"), trained(tmp_path / "b")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any("StableEmbedding replaces" in note for note in rest.notes)
+
+
+@pytest.mark.parametrize("first", ["with", "without"])
+def test_one_run_leaves_nothing_to_the_next(first: str, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", F1)
+    common = ("train", folder, "--data", data, "--optim", "adam8bit", "--max-steps", 1, "--json")
+    kinds = {"with": ("--stable-embedding",), "without": ()}
+    order = [first, *(kind for kind in kinds if kind != first)]
+    records = {kind: effcli(*common, *kinds[kind], "--out", tmp_path / kind).record for kind in order}
+    assert records["without"]["measured"]["optimizer_state_bytes"] == 295_648
+    assert records["with"]["measured"]["optimizer_state_bytes"] == 702_096 + 8 * 256
+
+
+def test_a_frozen_embedding_has_no_state_and_other_overrides_go_along(data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", F1)
+    common = ("train", folder, "--data", data, "--optim", "adam8bit", "--stable-embedding", "--max-steps", 1, "--json")
+    frozen = effcli(*common, "--freeze", "word_embeddings", "--out", tmp_path / "a").record
+    assert frozen["measured"]["optimizer_state_bytes"] == 702_096 + 8 * 256 - 8 * (64_000 + 128)
+    assert frozen["optimizer"]["state_bytes"] == frozen["measured"]["optimizer_state_bytes"]
+    kept = effcli(*common, "--keep-32bit", "embed", "--override", "embed:lr=1e-5", "--out", tmp_path / "b").record
+    assert kept["measured"]["optimizer_state_bytes"] == kept["optimizer"]["state_bytes"] == 702_096 + 8 * 256
+    error = effcli(*common, "--override", "word_embeddings:optim_bits=8", "--out", tmp_path / "c").error
+    assert "--stable-embedding" in error
+    assert "--override 'word_embeddings'" in error
+
+
+def test_embeddings_with_a_forward_of_their_own_are_left_alone_and_named(data: Path, tmp_path: Path) -> None:
+    settings = {
+        "model_type": "opt", "vocab_size": 100, "hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
+    }  # fmt: skip
+    folder = model_folder(tmp_path / "m", settings)
+    done = effcli(
+        "train",
+        folder,
+        *arguments_of("causal-lm", data),
+        "--stable-embedding",
+        "--max-steps",
+        1,
+        "--out",
+        tmp_path / "o",
+    )
+    assert "replaces 1 embedding (model.decoder.embed_tokens)" in done.stderr
+    assert "No StableEmbedding there: model.decoder.embed_positions computes" in done.stderr
+
+
+def test_a_model_without_embeddings_is_refused() -> None:
+    with pytest.raises(UsageError, match="'linear' has no embedding that can be replaced; leave the flag out"):
+        use_stable_embeddings(torch.nn.Sequential(torch.nn.Linear(2, 2)), "linear")
+
+
+def test_a_module_in_two_places_stays_one_and_keeps_its_settings() -> None:
+    model = torch.nn.Module()
+    model.config = type("Config", (), {})()
+    model.one = torch.nn.Embedding(10, 4, padding_idx=3, max_norm=2.0, norm_type=1.0, scale_grad_by_freq=True)
+    model.two = model.one
+    weight, state = model.one.weight, torch.get_rng_state()
+    replace_embeddings(model, embeddings_of(model)[0])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(model.one) is StableEmbedding
+    assert model.two is model.one
+    assert model.one.weight is weight
+    settings = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    assert [getattr(model.one, name) for name in settings] == [3, 2.0, 1.0, True, False]
+
+
+DAMAGE = [
+    ({MARKER: ["distilbert.no_such"]}, (), ["config.json", "distilbert.no_such"]),
+    ({MARKER: ["distilbert.embeddings.LayerNorm"]}, (), ["config.json", "distilbert.embeddings.LayerNorm"]),
+    ({MARKER: "embeddings"}, (), ["config.json", "list of module names"]),
+    ({}, ("distilbert.embeddings.word_embeddings.norm.weight",), ["weights", "LayerNorm", "word_embeddings"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "lost", "words"), DAMAGE, ids=["unknown", "no embedding", "no list", "no norm"])
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_damaged_marker_or_missing_norm_is_named(
+    dry: bool, changes: dict[str, Any], lost: tuple[str, ...], words: list[str], data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    model = tiny_distilbert()
+    replace_embeddings(model, embeddings_of(model)[0])
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if name not in lost}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    if dry and lost:
+        return  # a dry run reads no weights
+    done = effcli("train", folder, "--data", data, "--out", tmp_path / "o", *(("--dry-run",) if dry else ()))
+    assert done.code == 2, done.stderr
+    assert all(word in done.error for word in words), done.error
+
+
+def test_lora_below_stable_embeddings_is_refused(data: Path, tmp_path: Path) -> None:
+    model = tiny_distilbert()
+    replace_embeddings(model, embeddings_of(model)[0])
+    model.save_pretrained(tmp_path / "m")
+    lora = ("--lora-r", 2, "--lora-targets", "q_lin", "--dry-run")
+    error = effcli("train", tmp_path / "m", "--data", data, *lora).error
+    assert "StableEmbeddings" in error
+    assert "--lora-r" in error
+
+
+def test_a_missing_bitsandbytes_is_one_line_with_the_pip_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marked = model_folder(tmp_path / "m", F1), model_folder(tmp_path / "n", F1, **{MARKER: ["x"]})
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for arguments in ((folder, "--stable-embedding"), (marked,)):
+        done = effcli("train", *arguments, "--data", data, "--dry-run")
+        assert done.code == 3, done.stderr
+        assert "pip install bitsandbytes" in done.error
