@@ -79,5 +79,9 @@ def test_norms_that_the_usual_list_of_names_misses_are_not_decayed_either() -> N
 
 @pytest.mark.slow
 @each_entry
-def test_a_model_of_the_size_of_distilbert_base_takes_what_was_predicted(entry: OptimizerEntry) -> None:
+def test_a_model_of_the_size_of_distilbert_base_takes_what_was_predicted(
+    entry: OptimizerEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Muon's products in bf16 would take 20 minutes on a CPU without bf16 instructions, and no state depends on them.
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", lambda gradient, *settings: gradient)
     check(entry, base_distilbert())

@@ -94,5 +94,7 @@ ENTRIES = (
         settle=_settle_muon,
         build=_build_muon,
         state_layout=_muon_layout,
+        cpu_note="muon: it multiplies matrices in bf16, which a CPU without bf16 instructions does up to a hundred "
+        "times slower than in float32; a large model needs a GPU",
     ),
 )
