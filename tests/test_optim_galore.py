@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -121,6 +122,19 @@ def test_a_state_dict_holds_tensors_only_and_restores_the_projector(proj_type: s
     updated(optimizer, params, 2)
     updated(fresh, fresh_params, 2)
     assert all(torch.equal(one, other) for one, other in zip(params, fresh_params, strict=True))
+    assert inspect_optimizer(fresh).tensors == inspect_optimizer(optimizer).tensors
+
+
+@pytest.mark.gpu
+def test_loaded_matrices_of_a_projector_go_to_the_device_of_their_parameter() -> None:
+    params = [torch.nn.Parameter(torch.randn(96, 40, device="cuda"))]
+    optimizer, fresh = (GALORE.build([{"params": params}], resolve_hyper(GALORE, spec_of())) for _ in range(2))
+    updated(optimizer, params, 2)
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer, map_location="cpu", weights_only=True))
+    updated(fresh, params, 1)
     assert inspect_optimizer(fresh).tensors == inspect_optimizer(optimizer).tensors
 
 

@@ -14,6 +14,7 @@ from stopped_runs import check_that_a_stop_changes_nothing
 from tiny_models import measured, tiny_distilbert
 
 from effcli.errors import UsageError
+from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.optim.hyper import resolve_hyper
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.registry import find
@@ -116,6 +117,23 @@ def test_stochastic_rounding_lets_small_updates_of_bf16_weights_through() -> Non
         moved[rounding] = int((params[0] != 1).sum())
     assert moved[False] == 0
     assert 0 < moved[True] < 4096 / 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_on_cuda_the_compiled_step_allocates_the_same_and_a_loaded_state_is_there(name: str) -> None:
+    if name == "adamwfp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 needs compute capability 8.9")
+    tensors = {}
+    for device in ("cpu", "cuda"):
+        params = [torch.nn.Parameter(torch.randn(64, 64, device=device))]
+        optimizer, fresh = (optimizer_of(name, params) for _ in range(2))
+        stepped(optimizer, params)
+        tensors[device] = inspect_optimizer(optimizer).tensors
+        fresh.load_state_dict(optimizer.state_dict())
+        stepped(fresh, params)
+        assert fresh.state[params[0]]["exp_avg"].device.type == device
+    assert tensors["cuda"] == tensors["cpu"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import MethodType
@@ -49,6 +50,9 @@ def _builder(class_name: str) -> Callable[[Groups, Hyper], torch.optim.Optimizer
             block_size=hyper["block_size"],
             bf16_stochastic_round=hyper["bf16_stochastic_round"],
         )
+        # What torch 2.13 says of every tensor subclass whose compiled code it caches. Not `catch_warnings` in the step:
+        # leaving it makes Python forget which warnings it has shown, so that those of the model would come every time.
+        warnings.filterwarnings("ignore", message=".*does not implement _stable_hash_for_caching")
         # On the instance, as torch's schedulers do: a subclass of a class that torch has already hooked would run its
         # step hooks twice.
         optimizer.step = MethodType(_step, optimizer)
