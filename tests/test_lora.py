@@ -96,6 +96,9 @@ def test_adapters_and_head_train_and_the_rest_counts_as_weights(
     assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == state
     assert record["optimizer"]["tensors"] == measured["tensors"]
     assert sum(group["num_tensors"] for group in record["groups"]) == 12
+    estimated = effcli("estimate", f1, *LORA, "--optim", optim, "--json").record
+    assert estimated["model"] == model
+    assert estimated["optimizers"][0]["tensors"] == measured["tensors"]
     planned = effcli(*arguments, "--dry-run").record
     for key in ("model", "optimizer", "groups"):
         assert planned[key] == record[key]
@@ -255,6 +258,7 @@ def test_pure_bf16_keeps_adapters_in_fp32(engine: str, f1: Path, data: Path, tmp
     model, measured = record["model"], record["measured"]
     assert model["weights_bytes"] == measured["weights_bytes"] == 2 * (139_458 + 4_290) + 4 * 4_096
     assert model["gradients_bytes"] == measured["gradients_bytes"] == 2 * 4_290 + 4 * 4_096
+    assert effcli("estimate", f1, *LORA, "--precision", "bf16-pure", "--json").record["model"] == model
     state = 2 * model["gradients_bytes"] + 4 * 12
     assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == state
     saved = load_file(tmp_path / "o" / "model" / "adapter_model.safetensors")

@@ -99,6 +99,10 @@ def test_the_state_is_that_of_upstream_modules_and_optimizers(
     assert record["model"]["num_parameters"] == parameters
     assert record["model"]["weights_bytes"] == record["measured"]["weights_bytes"] == 4 * parameters
     assert record["model"]["gradients_bytes"] == record["measured"]["gradients_bytes"] == 4 * parameters
+    estimate = ("estimate", folder, "--task", task, "--optim", optim, "--stable-embedding", "--json")
+    estimated = effcli(*estimate).record
+    assert estimated["model"] == record["model"]
+    assert estimated["optimizers"][0]["tensors"] == record["measured"]["tensors"]
     planned = effcli(*common, "--stable-embedding", "--dry-run", "--json").record
     for key in ("model", "optimizer", "groups"):
         assert planned[key] == record[key]
@@ -184,6 +188,10 @@ def test_a_saved_model_is_the_same_when_it_is_loaded_again(
         now = trained(tmp_path / out)
         assert now.keys() == saved.keys()
         assert all(now[name].dtype == value.dtype and torch.equal(now[name], value) for name, value in saved.items())
+    estimate = ("estimate", again, "--task", task, "--precision", precision, "--optim", "adam8bit", "--json")
+    estimated = effcli(*estimate).record
+    assert estimated["model"] == {**first["model"], "name": str(again)}
+    assert estimated["optimizers"][0]["tensors"] == first["measured"]["tensors"]
     norms = {value.dtype for name, value in saved.items() if ".norm." in name}
     assert norms == {torch.float32}
 

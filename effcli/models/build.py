@@ -11,7 +11,7 @@ from effcli.hub import hub_errors
 from effcli.models.flags import require
 from effcli.models.lora import plain_model
 from effcli.models.source import ModelSource, unusable
-from effcli.models.stable_embedding import marked_embeddings, rebuilding, replace_embeddings
+from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
 from effcli.optim.groups import hidden_names
 from effcli.optim.patterns import check_patterns, matches
 from effcli.units import ParamInfo
@@ -61,14 +61,13 @@ def build_model(
         )
     with unusable(source.name, "config.json"):
         stable = marked_embeddings(config)
-        if stable:
-            require("bitsandbytes", f"--model '{source.name}'")
         if meta or not source.has_weights:
             with torch.device("meta") if meta else nullcontext():
                 model = auto.from_config(config, dtype=dtype)
-                if stable:
-                    replace_embeddings(model, stable)
+                rebuild_embeddings(model, source.name)
             return model, ()
+        if stable:
+            require("bitsandbytes", f"--model '{source.name}'")
     with unusable(source.name, "weights"), hub_errors("model", source.name, flag="--model"):
         maker = rebuilding(known[type(config)], stable) if stable else auto
         model, loading = maker.from_pretrained(

@@ -44,19 +44,21 @@ def head_names(model: Any, task: str) -> tuple[str, ...]:
     )
 
 
-def add_adapters(model: Any, settings: ModelSpec, task: str, *, source: str | None, name: str) -> Any:
+def add_adapters(model: Any, settings: ModelSpec, task: str, *, origin: str | None, name: str) -> Any:
     """Return `model` with adapters that train, everything else but the head of a classifier frozen.
 
-    `source` is where the model can be loaded from as it is here, none if nowhere. Adapters are float32 over weights of
+    `origin` is where the model can be loaded from as it is here, none if nowhere. Adapters are float32 over weights of
     any dtype; the copy of the head that trains has the dtype of the head. The head itself stays in the model, unused.
 
     Raises:
-        UsageError: the layers named do not exist or take no adapters, or peft knows none for the architecture.
+        UsageError: the layers named do not exist or take no adapters, or peft knows none for the architecture or task.
     """
+    if task not in _TASK_TYPES:
+        raise UsageError(f"--lora-r {settings.lora_r} is for --task {' or '.join(_TASK_TYPES)}, not for {task}")
     head = head_names(model, task)
     targets = settings.lora_targets
     _check_targets(model, targets, head, name)
-    model.name_or_path = source or ""
+    model.name_or_path = origin or ""
     with quiet_libraries():
         from peft import LoraConfig, get_peft_model
 
@@ -152,23 +154,24 @@ def _state_below(base: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def describe_adapters(
-    model: Any, settings: ModelSpec, task: str, *, out: str, config: PretrainedConfig
-) -> tuple[str, ...]:
-    """Return what should be said: what trains, and how to load what will be saved in the folder `out`.
-
-    `config` is that of the model below as its files have it.
-    """
+def describe_adapters(model: Any, settings: ModelSpec, task: str) -> str:
+    """Return what should be said about a model with adapters: what trains, and what does not."""
     layers = model.base_model.targeted_module_names
     names = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
-    base = plain_model(model)
-    head = head_names(base, task)
+    head = head_names(plain_model(model), task)
     trained = f"; the head ({', '.join(head)}) is trained too" if head else ""
-    what = (
+    return (
         f"LoRA of rank {settings.lora_r}, alpha {lora_alpha(settings):g}, on {len(layers)} layers ({names}){trained}; "
         "everything else is frozen. Adapters are float32 in every precision."
     )
-    folder = Path(out) / MODEL
+
+
+def how_to_load(model: Any, task: str, *, out: str, config: PretrainedConfig) -> str:
+    """Return what should be said about the adapters that the run folder `out` will hold.
+
+    `config` is that of the model below as its files have it: what the task changed in it has to be given again.
+    """
+    base, folder = plain_model(model), Path(out) / MODEL
     where = model.active_peft_config.base_model_name_or_path
     changed = {
         key: getattr(base.config, key)
@@ -177,7 +180,6 @@ def describe_adapters(
     }
     given = "".join(f", {key}={value!r}" for key, value in changed.items())
     return (
-        what,
         f"'{folder}' will hold what was trained, in peft's format: peft.{_AUTO_CLASSES[task]}.from_pretrained("
-        f"'{folder}'{given}) puts it onto '{where or folder / BASE}'.",
+        f"'{folder}'{given}) puts it onto '{where or folder / BASE}'."
     )

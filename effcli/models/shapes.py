@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
 from effcli.models.build import parameter_infos
+from effcli.models.change import Changed, change_model
+from effcli.models.lora import plain_model
 from effcli.models.source import unusable
+from effcli.models.stable_embedding import rebuild_embeddings
 from effcli.models.tasks import head_for, tasks_of
 from effcli.shapes import ModelShapes
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from effcli.spec import ModelSpec
 
 
 def meta_shapes(config: PretrainedConfig, task: str, *, name: str, num_labels: int | None = None) -> ModelShapes:
@@ -23,6 +28,28 @@ def meta_shapes(config: PretrainedConfig, task: str, *, name: str, num_labels: i
     Raises:
         UsageError: the architecture has no such head, or its configuration cannot be used.
     """
+    return _shapes(_meta_model(config, task, "float32", name=name, num_labels=num_labels), task)
+
+
+def changed_shapes(
+    config: PretrainedConfig, task: str, settings: ModelSpec, dtype: str, *, name: str, num_labels: int | None = None
+) -> tuple[ModelShapes, Changed]:
+    """Return the shapes of the model as the settings change it, weights in `dtype`, and what changed.
+
+    Raises:
+        UsageError: see `meta_shapes` and `change_model`.
+    """
+    import torch
+
+    model = _meta_model(config, task, dtype, name=name, num_labels=num_labels)
+    with torch.device("meta"):
+        changed = change_model(model, settings, task, name=name, origin=None)
+    return _shapes(changed.model, task), changed
+
+
+def _meta_model(
+    config: PretrainedConfig, task: str, dtype: str, *, name: str, num_labels: int | None
+) -> PreTrainedModel:
     import torch
     import transformers
 
@@ -36,12 +63,17 @@ def meta_shapes(config: PretrainedConfig, task: str, *, name: str, num_labels: i
     if head.counts_labels and num_labels is not None:
         config.num_labels = num_labels
     with torch.device("meta"), unusable(name, "config.json"):
-        model = getattr(transformers, head.auto_class).from_config(config, dtype=torch.float32)
+        model = getattr(transformers, head.auto_class).from_config(config, dtype=getattr(torch, dtype))
+        rebuild_embeddings(model, name)
+    return model
+
+
+def _shapes(model: Any, task: str) -> ModelShapes:
     parameters = parameter_infos(model)
     first_names = {parameter.name for parameter in parameters}
     buffers = {id(buffer): buffer for buffer in model.buffers()}
     return ModelShapes(
-        architecture=type(model).__name__,
+        architecture=type(plain_model(model)).__name__,
         task=task,
         parameters=parameters,
         tied=tuple(key for key, _ in model.named_parameters(remove_duplicate=False) if key not in first_names),

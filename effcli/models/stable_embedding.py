@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
+from effcli.models.flags import require
 from effcli.optim.overrides import Override
 from effcli.units import format_count
 
@@ -69,6 +70,19 @@ def use_stable_embeddings(model: PreTrainedModel, name: str) -> tuple[str, ...]:
         f"{MARKER} in its config.json."
     )
     return (note, f"No StableEmbedding there: {left}.") if special else (note,)
+
+
+def rebuild_embeddings(model: PreTrainedModel, name: str) -> None:
+    """Give a model that was made of a marked configuration its StableEmbeddings; leave any other alone.
+
+    Raises:
+        ValueError: the marker names what the model does not have.
+        MissingExtraError: bitsandbytes is not installed.
+    """
+    names = marked_embeddings(model.config)
+    if names:
+        require("bitsandbytes", f"--model '{name}'")
+        replace_embeddings(model, names)
 
 
 def rebuilt_note(names: Sequence[str]) -> str:

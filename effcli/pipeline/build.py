@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import get_scheduler, set_seed
 
-from effcli.errors import UsageError
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.state import StateSummary, predict_state
-from effcli.models.build import build_model, freeze, parameter_infos, recompute_activations
-from effcli.models.lora import add_adapters, describe_adapters, head_names
-from effcli.models.stable_embedding import marked_embeddings, overrides_for, rebuilt_note, use_stable_embeddings
+from effcli.models.build import build_model, parameter_infos, recompute_activations
+from effcli.models.change import Changed, change_model
+from effcli.models.lora import head_names, how_to_load
 from effcli.optim.groups import decay_groups
 from effcli.optim.learning_rate import OwnRateSchedule
 from effcli.units import ParamInfo
@@ -57,13 +56,9 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     set_seed(spec.loop.seed)
     dtype = torch.bfloat16 if spec.loop.precision == "bf16-pure" else torch.float32
     made, fresh = build_model(prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, meta=meta)
-    notes = _stabilise(prepared, made)
-    freeze(made, spec.model.freeze)
-    hyper = prepared.hyper
-    if entry.eight_bit:
-        hyper = {**hyper, "overrides": (*hyper["overrides"], *overrides_for(made))}
     with torch.device("meta") if meta else nullcontext():
-        model, lora_notes = _with_adapters(prepared, made, fresh)
+        changed, notes = _change(prepared, made, fresh)
+    model, hyper = changed.model, changed.hyper_for(entry, prepared.hyper)
     if not meta:
         model.to(prepared.device)
     if spec.loop.gradient_checkpointing:
@@ -77,7 +72,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
         parameters=parameters,
         state=predict_state(entry, parameters, hyper),
         weight_notes=() if meta else _weight_notes(prepared, fresh),
-        notes=(*notes, *lora_notes, *((eight_bit,) if eight_bit else ())),
+        notes=(*notes, *((eight_bit,) if eight_bit else ())),
     )
 
 
@@ -87,37 +82,22 @@ def _weight_notes(prepared: Prepared, fresh: tuple[str, ...]) -> tuple[str, ...]
     return (f"Newly made, with random weights: {', '.join(fresh)}.",) if fresh else ()
 
 
-def _stabilise(prepared: Prepared, model: PreTrainedModel) -> tuple[str, ...]:
-    """Replace the embeddings where that is asked for and not done yet; return what should be said."""
-    if names := marked_embeddings(model.config):
-        return (rebuilt_note(names),)
-    return use_stable_embeddings(model, prepared.source.name) if prepared.spec.model.stable_embedding else ()
+def _change(prepared: Prepared, model: PreTrainedModel, fresh: tuple[str, ...]) -> tuple[Changed, tuple[str, ...]]:
+    """Return the model as the settings want it, and what should be said about it.
 
-
-def _with_adapters(
-    prepared: Prepared, model: PreTrainedModel, fresh: tuple[str, ...]
-) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """Return the model with the adapters that were asked for, and what should be said about them.
-
-    Raises:
-        UsageError: they cannot be made, or the model below them cannot be rebuilt by peft.
+    Adapters are saved alone where the model below them can be loaded again as it is, newly made weights excepted.
     """
     settings, source, task = prepared.spec.model, prepared.source, prepared.problem.task
-    if settings.lora_r is None:
-        return model, ()
-    if marked_embeddings(model.config):
-        raise UsageError(
-            f"--lora-r {settings.lora_r}: '{source.name}' has StableEmbeddings, which peft cannot build below its "
-            "adapters; leave --lora-r out, or give another --model"
-        )
     below = [name for name in fresh if name.partition(".")[0] not in head_names(model, task)]
-    origin = str(Path(source.path).resolve()) if source.path and Path(source.path).is_dir() else source.path
-    adapted = add_adapters(
-        model, settings, task, source=origin if source.has_weights and not below else None, name=source.name
-    )
-    notes = describe_adapters(adapted, settings, task, out=prepared.spec.output.out or "OUT", config=source.config)
+    origin = source.path if source.has_weights and not below else None
+    if origin and Path(origin).is_dir():
+        origin = str(Path(origin).resolve())
+    changed = change_model(model, settings, task, name=source.name, origin=origin)
+    if settings.lora_r is None:
+        return changed, changed.notes
+    load = how_to_load(changed.model, task, out=prepared.spec.output.out or "OUT", config=source.config)
     frozen = (f"LoRA leaves newly made weights below the head as they are: {', '.join(below)}.",) if below else ()
-    return adapted, (*notes, *frozen)
+    return changed, (*changed.notes, load, *frozen)
 
 
 def build_scheduler(prepared: Prepared, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
 from effcli.measure.record import EstimateRecord
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.state import predict_state
-from effcli.models.known import known_model
+from effcli.models.flags import check_model_flags
+from effcli.models.known import KnownModel, config_object, known_model
+from effcli.models.stable_embedding import MARKER
 from effcli.optim import registry
-from effcli.optim.entry import OptimizerEntry
+from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.recipes import overlay
 from effcli.shapes import ModelShapes
 from effcli.spec import EstimateSpec, build_estimate_spec, build_optim_spec
 from effcli.units import ParamInfo
+
+if TYPE_CHECKING:
+    from effcli.models.change import Changed
 
 DEFAULT_OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "lion8bit", "adamw4bit", "sgd")
 """What is estimated when nothing is asked for: the three that the course compares, and some that save more."""
@@ -66,28 +71,49 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0) -> Es
         UnreachableError: the model is neither in the catalogue nor on this machine, and the hub does not give it.
     """
     entries = [registry.find(optim.name) for optim in spec.optimizers]
-    settled = [registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optimizers, strict=True)]
+    settled: list[Hyper] = [
+        registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optimizers, strict=True)
+    ]
     if spec.model.name is None:
         raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
+    check_model_flags(spec.model)
     known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
-    parameters = _held(known.shapes, spec)
-    model = model_facts(
-        name=known.name, architecture=known.shapes.architecture, task=known.shapes.task, parameters=parameters
-    )
+    shapes, notes = known.shapes, known.notes
+    if spec.model.stable_embedding or spec.model.lora_r is not None or MARKER in known.config:
+        shapes, changed = _changed(known, spec)
+        parameters, notes = shapes.parameters, (*notes, *changed.notes)
+        settled = [changed.hyper_for(entry, hyper) for entry, hyper in zip(entries, settled, strict=True)]
+    else:
+        parameters = _held(shapes, spec)
+    model = model_facts(name=known.name, architecture=shapes.architecture, task=shapes.task, parameters=parameters)
     states = [predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)]
     return EstimateRecord(
         precision=spec.precision,
         model=model,
-        buffers_bytes=known.shapes.buffers_bytes,
-        tied=known.shapes.tied,
+        buffers_bytes=shapes.buffers_bytes,
+        tied=shapes.tied,
         optimizers=tuple(
             optimizer_facts(entry, state, model, per_parameter=per_layer)
             for entry, state in zip(entries, states, strict=True)
         ),
         layers=layer_amounts(parameters, states) if per_layer else (),
         largest=largest_tensors(parameters, states, top),
-        notes=known.notes,
+        notes=notes,
     )
+
+
+def _changed(known: KnownModel, spec: EstimateSpec) -> tuple[ModelShapes, Changed]:
+    """Return the shapes of the model with StableEmbeddings or adapters, which only the model itself can say."""
+    from effcli.models.shapes import changed_shapes  # torch
+
+    config = config_object(known.name, known.config)
+    return changed_shapes(
+        config, known.shapes.task, spec.model, _dtype(spec), name=known.name, num_labels=spec.model.num_labels
+    )
+
+
+def _dtype(spec: EstimateSpec) -> str:
+    return "bfloat16" if spec.precision == "bf16-pure" else "float32"
 
 
 def _held(shapes: ModelShapes, spec: EstimateSpec) -> tuple[ParamInfo, ...]:
@@ -97,11 +123,10 @@ def _held(shapes: ModelShapes, spec: EstimateSpec) -> tuple[ParamInfo, ...]:
         UsageError: a pattern of `--freeze` fits nothing.
     """
     check_patterns(spec.model.freeze, [parameter.name for parameter in shapes.parameters], "--freeze")
-    dtype = "bfloat16" if spec.precision == "bf16-pure" else "float32"
     return tuple(
         replace(
             parameter,
-            dtype=dtype,
+            dtype=_dtype(spec),
             trainable=parameter.trainable and not matches(parameter.name, spec.model.freeze),
         )
         for parameter in shapes.parameters
