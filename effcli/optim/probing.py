@@ -9,6 +9,8 @@ and gradients, so that storages which both states hold are known as shared. For 
 2. else real steps on small stand-ins give a law that is affine in each length of the shape, verified on one more;
 3. else the step is made at the real size, up to 67 million elements.
 
+A parameter whose state takes more than 1 GiB in a complete step without data is not tried for real, nor its stand-in.
+
 Left out: what depends on the values of weights or gradients (refused where two equal parameters differ), on other
 parameters, on a group's weight decay unless it is overridden, on further options of a group, or on CUDA; and what is
 first allocated after the first update. In the second way a threshold between stand-in and real size goes unnoticed.
@@ -28,6 +30,7 @@ from effcli.optim.scaling import LARGEST, Shape, StandIns, multi_affine, stand_i
 from effcli.units import Placement, StateTensor
 
 _LARGEST_REAL = 2**26
+_LARGEST_STATE = 2**30
 
 
 @cache
@@ -40,16 +43,22 @@ def probe_layout(
         UsageError: the class cannot make a step on it, or its state cannot be sized by probing.
     """
     probe = Probe(build=build, hyper=hyper, shape=shape, dtype=dtype, hidden=hidden)
-    if math.prod(shape) <= LARGEST:
-        real = _real(probe, shape)
-        layout = _without_data(probe, shape, real)
-        return _tensors(real if layout is None else layout)
-    small = stand_ins(shape)
-    real = _real(probe, small.first)
-    layout = _without_data(probe, small.first, real)
-    if layout is None:
+    small = stand_ins(shape) if math.prod(shape) > LARGEST else None
+    tried = small.first if small else shape
+    free = step(probe, tried, without_data=True)
+    if _is_too_much(free):
+        return _tensors(_layouts(probe, step(probe, shape, without_data=True))[0])
+    real = _real(probe, tried)
+    layout = _without_data(probe, tried, real, free)
+    if layout is None and small is not None:
         layout = _by_law(probe, small)
-    return _tensors(_at_real_size(probe, real) if layout is None else layout)
+        layout = _at_real_size(probe, real) if layout is None else layout
+    return _tensors(real if layout is None else layout)
+
+
+def _is_too_much(free: Stepped) -> bool:
+    """Return whether a step without data that came to its end keeps more than there should be memory for."""
+    return free.error is None and sum(kept.num_bytes for kept in free.layouts[0]) > _LARGEST_STATE
 
 
 def _real(probe: Probe, shape: Shape) -> Layout:
@@ -95,13 +104,12 @@ def _totals(layout: Layout) -> dict[str, tuple[int, int]]:
     return dict(totals)
 
 
-def _without_data(probe: Probe, small: Shape, real: Layout) -> Layout | None:
+def _without_data(probe: Probe, small: Shape, real: Layout, free: Stepped) -> Layout | None:
     """Return the layout of a step on the meta device; None where that does not agree with the real step on `small`."""
-    trial = step(probe, small, without_data=True)
-    if not trial.layouts or _totals(trial.layouts[0]) != _totals(real):
+    if not free.layouts or _totals(free.layouts[0]) != _totals(real):
         return None
-    whole = trial if probe.shape == small else step(probe, probe.shape, without_data=True)
-    if not whole.layouts or type(whole.error) is not type(trial.error):
+    whole = free if probe.shape == small else step(probe, probe.shape, without_data=True)
+    if not whole.layouts or type(whole.error) is not type(free.error):
         return None
     return _shared_as(real, whole.layouts[0])
 

@@ -13,8 +13,8 @@ Shape = tuple[int, ...]
 _BLOCK = 256
 """Elements per block of the usual block-wise quantisation, which the blocks of 32, 64 and 128 divide."""
 _SMALLEST = 2**17
-"""Elements of the smallest stand-in: above the 4,096 from which states are quantised and the 100,000 from which
-bitsandbytes pages them."""
+"""Elements that a stand-in has if the shape allows it: above the 4,096 from which states are quantised and the 100,000
+from which bitsandbytes pages them."""
 LARGEST = 2**20
 """Elements up to which a parameter needs no stand-in."""
 
@@ -38,40 +38,48 @@ class StandIns:
 
 
 def stand_ins(shape: Shape) -> StandIns:
-    """Return the stand-ins of a shape with more than `LARGEST` elements."""
+    """Return the stand-ins of a shape with more than `LARGEST` elements; the shape itself where no axis can shrink."""
     blocks = [1] * len(shape)
-    while True:
-        first = _lengths(shape, blocks)
-        growing = [axis for axis, length in enumerate(first) if length < shape[axis]]
-        if math.prod(first) >= _SMALLEST or not growing:
+    while math.prod(_lengths(shape, blocks)) < _SMALLEST:
+        room = {axis: shape[axis] / _cut(shape[axis], 2 * count) for axis, count in enumerate(blocks)}
+        axis = max(room, key=lambda axis: room[axis])
+        if (
+            _lengths(shape, [2 * count if at == axis else count for at, count in enumerate(blocks)])[axis]
+            == shape[axis]
+        ):
             break
-        for axis in growing:
-            blocks[axis] *= 2
+        blocks[axis] *= 2
+    first = _lengths(shape, blocks)
     steps = [_BLOCK if length < whole else 0 for length, whole in zip(first, shape, strict=True)]
     first, steps = _shorten_leading(first, steps)
     second, third = (
-        tuple(length + times * step for length, step in zip(first, steps, strict=True)) for times in (1, 3)
+        tuple(length + times * step for length, step in zip(first, steps, strict=True)) for times in (1, 2)
     )
     return StandIns(first=first, second=second, third=third)
 
 
+def _cut(length: int, blocks: int) -> int:
+    return blocks * _BLOCK + length % _BLOCK
+
+
 def _lengths(shape: Shape, blocks: Sequence[int]) -> Shape:
     """Return each length cut to a number of blocks and its own remainder; one that leaves no room to grow is kept."""
-    cut = [count * _BLOCK + length % _BLOCK for length, count in zip(shape, blocks, strict=True)]
-    return tuple(short if short + 3 * _BLOCK < whole else whole for short, whole in zip(cut, shape, strict=True))
+    pairs = ((whole, _cut(whole, count)) for whole, count in zip(shape, blocks, strict=True))
+    return tuple(short if short + 2 * _BLOCK < whole else whole for whole, short in pairs)
 
 
 def _shorten_leading(first: Shape, steps: list[int]) -> tuple[Shape, list[int]]:
-    """Return lengths and steps with the leading axes cut to 2 as well, while a stand-in is too large.
+    """Return lengths and steps with short axes before the last two cut as well, while a stand-in is too large.
 
-    Experts stacked in one tensor and other axes before the last two. Only where the rest is a multiple of a block,
-    because then the number of elements stays one.
+    Experts stacked in one tensor, filters of a convolution. Only where the rest is a multiple of a block, because then
+    the number of elements stays one.
     """
     lengths, steps = list(first), list(steps)
     for axis in range(len(first) - 2):
         others = math.prod(lengths[:axis] + lengths[axis + 1 :])
-        if math.prod(lengths) > LARGEST and lengths[axis] > 5 and others % _BLOCK == 0:
-            lengths[axis], steps[axis] = 2, 1
+        enough = max(2, math.ceil(_SMALLEST / others))
+        if math.prod(lengths) > LARGEST and enough + 2 < lengths[axis] and others % _BLOCK == 0:
+            lengths[axis], steps[axis] = enough, 1
     return tuple(lengths), steps
 
 
