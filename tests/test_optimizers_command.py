@@ -171,3 +171,13 @@ def test_every_hyperparameter_is_set_by_the_flag_beside_it(entry: OptimizerEntry
     for setting in settings:
         set_to = spec.weight_decay if setting.name == "weight_decay" else hyper[setting.name]
         assert set_to == setting.default, setting.name
+
+
+def test_a_class_by_path_has_a_page_of_what_a_step_of_it_allocates() -> None:
+    shown = effcli("optimizers", "torch.optim:AdamW", "--json").record["optimizer"]
+    assert (shown["basis"], shown["formula"]) == ("probed", "")
+    assert [example["own_bytes"]["float32"] for example in shown["examples"]] == [4_718_596, 6_148]
+    text = effcli("optimizers", "torch.optim:AdamW").stdout
+    assert_fits(text)
+    assert "probed: a trial step of the class" in text
+    assert "formula" not in text
