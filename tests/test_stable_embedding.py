@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,13 @@ import torch
 from bitsandbytes.nn import StableEmbedding
 from bitsandbytes.optim import GlobalOptimManager
 from commands import F1, F3, csv_file, effcli, model_folder
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_models import tiny_distilbert, tiny_gpt2
-from transformers import Adafactor, AutoModelForSequenceClassification
+from transformers import Adafactor
 
 from effcli import pipeline
 from effcli.errors import InterruptedRunError, UsageError
 from effcli.models.stable_embedding import MARKER, embeddings_of, replace_embeddings, use_stable_embeddings
-from effcli.pipeline.build import build
-from effcli.pipeline.prepare import prepare
 from effcli.report.progress import QuietProgress
 
 ENGINES = ("pytorch", "accelerate", "trainer")
@@ -113,17 +110,6 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-def language_model(name: Path, data: Path) -> torch.nn.Module:
-    """Return the model that the pipeline builds from a name."""
-    spec = pipeline.resolve_spec(
-        {
-            "model": {"name": str(name), "task": "causal-lm"},
-            "data": {"train": str(data), "text_columns": ["sentence"]},
-        }
-    )
-    return build(prepare(spec, QuietProgress()), meta=False).model.eval()
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_all_other_weights_are_as_without_it_and_norms_begin_as_the_identity(
     task: str, data: Path, tmp_path: Path
@@ -156,73 +142,6 @@ def test_norms_are_not_decayed(data: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m", F1)
     record = effcli("train", folder, "--data", data, "--stable-embedding", "--dry-run", "--json").record
     assert [(group["num_tensors"], group["num_elements"]) for group in record["groups"]] == [(16, 137_856), (28, 1_858)]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
-@pytest.mark.parametrize("task", TASKS)
-def test_a_saved_model_is_the_same_when_it_is_loaded_again(
-    task: str, precision: str, engine: str, data: Path, tmp_path: Path
-) -> None:
-    folder = model_folder(tmp_path / "m", TASKS[task][0])
-    common = (*arguments_of(task, data), "--eval-data", data, "--engine", engine, "--precision", precision, "--json")
-    first = effcli(
-        "train", folder, *common, "--stable-embedding", "--optim", "adam8bit", "--lr", 1e-2, "--max-steps", 2,
-        "--out", tmp_path / "first",
-    ).record  # fmt: skip
-    again = tmp_path / "first" / "model"
-    ends = [
-        effcli(
-            "train", again, *common, *flags, "--lr", 0, "--optim", "adam8bit", "--max-steps", 1, "--out", tmp_path / out
-        )
-        for out, flags in (("plain", ()), ("flag", ("--stable-embedding",)))
-    ]
-    saved = trained(tmp_path / "first")
-    for done, out in zip(ends, ("plain", "flag"), strict=True):
-        assert done.record["eval"][-1]["eval_loss"] == first["eval"][-1]["eval_loss"]
-        assert (
-            done.record["measured"]["tensors"] == done.record["optimizer"]["tensors"] == first["optimizer"]["tensors"]
-        )
-        assert done.record["model"]["weights_bytes"] == first["measured"]["weights_bytes"]
-        assert "as the model's config.json says" in done.stderr
-        now = trained(tmp_path / out)
-        assert now.keys() == saved.keys()
-        assert all(now[name].dtype == value.dtype and torch.equal(now[name], value) for name, value in saved.items())
-    estimate = ("estimate", again, "--task", task, "--precision", precision, "--optim", "adam8bit", "--json")
-    estimated = effcli(*estimate).record
-    assert estimated["model"] == {**first["model"], "name": str(again)}
-    assert estimated["optimizers"][0]["tensors"] == first["measured"]["tensors"]
-    norms = {value.dtype for name, value in saved.items() if ".norm." in name}
-    assert norms == {torch.float32}
-
-
-def test_the_logits_are_those_of_the_trained_model_whatever_the_shards(data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F3)
-    common = (*arguments_of("causal-lm", data), "--lr", 1e-2, "--max-steps", 3)
-    assert effcli("train", folder, *common, "--stable-embedding", "--out", tmp_path / "o").code == 0
-    by_hand = tiny_gpt2()
-    replace_embeddings(by_hand, ("transformer.wte", "transformer.wpe"))
-    by_hand.load_state_dict(trained(tmp_path / "o"), strict=False)
-    model = language_model(tmp_path / "o" / "model", data)
-    ids = torch.arange(30)[None]
-    expected = by_hand.eval()(ids).logits
-    assert torch.equal(model(ids).logits, expected)
-    assert model.lm_head.weight is model.transformer.wte.weight
-    model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    assert torch.equal(language_model(tmp_path / "shards", data)(ids).logits, expected)
-
-
-def test_a_plain_loader_does_not_know_the_norms(data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F1)
-    assert (
-        effcli("train", folder, "--data", data, "--stable-embedding", "--max-steps", 1, "--out", tmp_path / "o").code
-        == 0
-    )
-    model, loading = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "o" / "model", output_loading_info=True
-    )
-    assert {name.rpartition(".norm.")[0] for name in loading["unexpected_keys"]} == set(getattr(model.config, MARKER))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -312,35 +231,6 @@ def test_a_module_in_two_places_stays_one_and_keeps_its_settings() -> None:
     assert model.one.weight is weight
     settings = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     assert [getattr(model.one, name) for name in settings] == [3, 2.0, 1.0, True, False]
-
-
-DAMAGE = [
-    ({MARKER: ["distilbert.no_such"]}, (), ["config.json", "distilbert.no_such"]),
-    ({MARKER: ["distilbert.embeddings.LayerNorm"]}, (), ["config.json", "distilbert.embeddings.LayerNorm"]),
-    ({MARKER: "embeddings"}, (), ["config.json", "list of module names"]),
-    ({}, ("distilbert.embeddings.word_embeddings.norm.weight",), ["weights", "LayerNorm", "word_embeddings"]),
-]
-
-
-@pytest.mark.parametrize(("changes", "lost", "words"), DAMAGE, ids=["unknown", "no embedding", "no list", "no norm"])
-@pytest.mark.parametrize("dry", [False, True])
-def test_a_damaged_marker_or_missing_norm_is_named(
-    dry: bool, changes: dict[str, Any], lost: tuple[str, ...], words: list[str], data: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "m"
-    model = tiny_distilbert()
-    replace_embeddings(model, embeddings_of(model)[0])
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    weights = load_file(folder / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if name not in lost}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    if dry and lost:
-        return  # a dry run reads no weights
-    done = effcli("train", folder, "--data", data, "--out", tmp_path / "o", *(("--dry-run",) if dry else ()))
-    assert done.code == 2, done.stderr
-    assert all(word in done.error for word in words), done.error
 
 
 def test_lora_below_stable_embeddings_is_refused(data: Path, tmp_path: Path) -> None:
