@@ -259,12 +259,3 @@ def test_names_come_from_the_groups_or_from_the_caller() -> None:
     assert inspect_optimizer(optimizer).by_parameter == by_name
     given = {param: f"model.{name}" for name, param in model.named_parameters()}
     assert set(inspect_optimizer(optimizer, given).by_parameter) == {f"model.{name}" for name in by_name}
-
-
-def test_a_wrapped_optimizer_is_looked_through() -> None:
-    class Wrapper:
-        def __init__(self, optimizer: object) -> None:
-            self.optimizer = optimizer
-
-    optimizer = stepped(find("adamw"), tiny_gpt2(), OptimSpec())
-    assert inspect_optimizer(Wrapper(Wrapper(optimizer))) == inspect_optimizer(optimizer)
