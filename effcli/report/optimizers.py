@@ -38,7 +38,7 @@ def render_overview(rows: Sequence[OptimizerOverview], shape: tuple[int, int], c
     table.add_column("runs on", overflow="fold")
     for package, members in groupby(rows, key=lambda row: row.package):
         group = list(members)
-        table.add_row(plain(package), _how_to_install(group[0]), style="bold")
+        table.add_row(plain(package), _how_to_install(group[0], "\n"), style="bold")
         for row in group:
             numbers = [_per_parameter(row.bytes_per_parameter[dtype]) for dtype in _SHORT]
             table.add_row(f" {row.name}", _statistics(row, "\n"), *numbers, ", ".join(row.devices))
@@ -93,8 +93,8 @@ def _facts(page: OptimizerPage) -> Iterable[tuple[str, str]]:
         yield "note", page.cpu_note
 
 
-def _how_to_install(row: OptimizerOverview) -> str:
-    return "" if row.installed else f"not installed; pip install {row.pip or row.package}"
+def _how_to_install(row: OptimizerOverview, separator: str = " ") -> str:
+    return "" if row.installed else f"not installed;{separator}pip install {row.pip or row.package}"
 
 
 def _statistics(row: OptimizerOverview, separator: str = "; ") -> str:
