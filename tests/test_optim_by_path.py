@@ -265,6 +265,8 @@ def test_hyperparameters_are_those_of_the_signature_with_betas_and_eps_apart() -
     rprop = build("torch.optim:Rprop", OptimSpec(args={"etas": "0.25, 1.5"}))
     assert (rprop["etas"], rprop["step_sizes"]) == ((0.25, 1.5), (1e-6, 50))
     assert build("torch.optim:SGD", OptimSpec(args={"momentum": 0.5}))["momentum"] == 0.5  # upstream's default is 0
+    eight = resolve_hyper(find("bitsandbytes.optim:RMSprop"), OptimSpec(optim_bits=8, min_8bit_size=64))
+    assert (eight["optim_bits"], eight["min_8bit_size"]) == (8, 64)
 
 
 def build(path: str, spec: OptimSpec) -> dict[str, object]:
@@ -303,6 +305,12 @@ def test_what_a_class_passes_on_is_accepted_and_its_decay_spares_biases_and_norm
         ("torch.optim:Rprop", OptimSpec(args={"etas": "a,b"}), ["'etas'", "numbers with commas"]),
         ("torch.optim:Rprop", OptimSpec(weight_decay=0.1), ["--weight-decay 0.1", "no weight decay"]),
         ("torch.optim:AdamW", OptimSpec(lr=1e-3, args={"lr": 1}), ["'lr' is given twice"]),
+        ("bitsandbytes.optim:Adam", OptimSpec(keep_32bit=("embed",)), ["--keep-32bit embed", "listed optimizers"]),
+        (
+            "bitsandbytes.optim:Adam",
+            OptimSpec(min_8bit_size=64, args={"min_8bit_size": 1}),
+            ["'min_8bit_size' is given twice", "--min-8bit-size 64"],
+        ),
         ("bitsandbytes.optim:SGD", OptimSpec(args={"momentum": 0.9}), ["needs 'lr', which has no default", "--lr"]),
         ("transformers.optimization:Adafactor", OptimSpec(lr=1e-3), ["refuses what it is given", "relative_step"]),
         ("torch.optim:AdamW", OptimSpec(args={"fused": "often", "foreach": True}), ["refuses", "fused"]),

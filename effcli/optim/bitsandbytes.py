@@ -37,7 +37,9 @@ def _entry(family: Family, bits: Literal[8, 32], *, paged: bool) -> OptimizerEnt
         eight_bit=True,
         default_bits=bits,
         settle=settle,
-        rule_of_thumb_bytes=lambda num_parameters: sum(family.states) * bits // 8 * num_parameters,
+        rule_of_thumb_bytes=lambda num_parameters, hyper: (
+            sum(family.states) * hyper["optim_bits"] // 8 * num_parameters
+        ),
         build=builder(f"{'Paged' if paged else ''}{family.class_name}", family.arguments),
         state_layout=partial(blockwise_layout, states=family.states, paged=paged),
         cpu_note=(

@@ -74,8 +74,8 @@ class OptimizerEntry:
     """Hyperparameters and the names that the user gave -> final hyperparameters. Raises UsageError for conflicts."""
     schedule: Callable[[Hyper], Schedule] = _any_schedule
     """Which learning-rate schedules it bears with these hyperparameters."""
-    rule_of_thumb_bytes: Callable[[int], int] | None = None
-    """Number of parameters -> bytes by the rule people quote, where there is one."""
+    rule_of_thumb_bytes: Callable[[int, Hyper], int] | None = None
+    """Number of trained parameters, hyperparameters -> bytes by the rule people quote, where there is one."""
     build: Callable[[Groups, Hyper], torch.optim.Optimizer]
     """Parameter groups and hyperparameters -> optimizer. Leaves the groups alone; a repeated parameter counts once."""
     state_layout: Callable[[ParamInfo, Hyper], tuple[StateTensor, ...]]

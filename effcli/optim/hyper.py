@@ -105,17 +105,22 @@ def resolve_hyper(entry: OptimizerEntry, spec: OptimSpec, overrides: Iterable[Ov
 def _eight_bit(entry: OptimizerEntry, spec: OptimSpec) -> dict[str, Any]:
     if entry.eight_bit:
         return {"optim_bits": spec.optim_bits or entry.default_bits, "min_8bit_size": spec.min_8bit_size}
-    for flag, given in (
-        (f"--optim-bits {spec.optim_bits}", spec.optim_bits is not None),
-        (f"--min-8bit-size {spec.min_8bit_size}", spec.min_8bit_size != DEFAULT_MIN_8BIT_SIZE),
-        (f"--keep-32bit {' '.join(spec.keep_32bit)}", bool(spec.keep_32bit)),
+    taken: dict[str, Any] = {}
+    for name, text, given in (
+        ("optim_bits", spec.optim_bits, spec.optim_bits is not None),
+        ("min_8bit_size", spec.min_8bit_size, spec.min_8bit_size != DEFAULT_MIN_8BIT_SIZE),
+        ("keep_32bit", " ".join(spec.keep_32bit), bool(spec.keep_32bit)),
     ):
-        if given:
+        if given and name in spec.args:
+            raise UsageError(f"'{name}' is given twice, by {_FLAGS[name]} {text} and by --optim-arg; keep one")
+        if given and name not in entry.defaults:
             raise UsageError(
-                f"{flag} is for the optimizers of bitsandbytes, which '{entry.name}' is none of; "
+                f"{_FLAGS[name]} {text} is for the listed optimizers of bitsandbytes, not for '{entry.name}'; "
                 "drop the flag or use --optim adam8bit"
             )
-    return {}
+        if given:  # a class by path that has an argument of this name
+            taken[name] = getattr(spec, name)
+    return taken
 
 
 def _overrides(

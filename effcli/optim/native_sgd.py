@@ -80,7 +80,7 @@ def _sgd_entry(name: str, summary: str, momentum: float) -> OptimizerEntry:
         # With a gradient clipped to norm 1 an update moves the whole model by lr; upstream's 1e-3 hardly moves it.
         defaults={"lr": 1e-2, "momentum": momentum, "dampening": 0.0, "nesterov": False},
         settle=_settle_sgd,
-        rule_of_thumb_bytes=lambda num_parameters: 4 * num_parameters if momentum else 0,
+        rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters if hyper["momentum"] else 0,
         build=torch_builder("SGD", named("lr", "momentum", "dampening", "nesterov")),
         state_layout=_sgd_layout,
     )
@@ -102,7 +102,7 @@ ENTRIES = (
             "alpha": "power with which the rate falls",
             "t0": "update from which the weights are averaged; until then the average is the weight itself",
         },
-        rule_of_thumb_bytes=lambda num_parameters: 4 * num_parameters,
+        rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters,
         build=torch_builder("ASGD", named("lr", "lambd", "alpha", "t0")),
         state_layout=_asgd_layout,
     ),
@@ -126,7 +126,7 @@ ENTRIES = (
         takes_weight_decay=False,
         settle=_settle_rprop,
         schedule=_first_step_only,
-        rule_of_thumb_bytes=lambda num_parameters: 8 * num_parameters,
+        rule_of_thumb_bytes=lambda num_parameters, hyper: 8 * num_parameters,
         build=torch_builder("Rprop", _rprop_arguments),
         state_layout=_rprop_layout,
     ),

@@ -115,7 +115,7 @@ def _entry(
         pip="pytorch-optimizer",
         defaults=defaults,
         hyper_help=hyper_help or {},
-        rule_of_thumb_bytes=None if states is None else lambda num_parameters: 4 * states * num_parameters,
+        rule_of_thumb_bytes=None if states is None else lambda num_parameters, hyper: 4 * states * num_parameters,
         build=_builder(class_name, arguments),
         state_layout=layout,
     )

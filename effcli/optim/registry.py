@@ -70,7 +70,8 @@ def find(name: str) -> OptimizerEntry:
         return by_name[wanted]
     choices = ", ".join(entry.name for entry in entries())
     raise UsageError(
-        f"unknown optimizer '{name}'; choose one of {choices}, or give package.module:Class.{nearest(wanted, by_name)}"
+        f"unknown optimizer '{name}'.{nearest(wanted, by_name)} Type `effcli optimizers`, give package.module:Class, "
+        f"or choose one of {choices}"
     )
 
 

@@ -153,7 +153,7 @@ def page(entry: OptimizerEntry) -> OptimizerPage:
         legend=_legend(entry.formula),
         shared_bytes=sum(shared.values()),
         examples=examples,
-        rule_of_thumb_bytes_per_parameter=None if rule is None else rule(million) / million,
+        rule_of_thumb_bytes_per_parameter=None if rule is None else rule(million, default_hyper(entry)) / million,
         source=entry.source,
         schedule=entry.schedule(default_hyper(entry)),
         cpu_note=entry.cpu_note,

@@ -150,7 +150,7 @@ def _entry(
             "bf16_stochastic_round": "round bf16 weights up or down at random, so that small updates count on average",
         },
         settle=_settle(name, 8 // bits),
-        rule_of_thumb_bytes=lambda num_parameters: 2 * num_parameters * bits // 8,
+        rule_of_thumb_bytes=lambda num_parameters, hyper: 2 * num_parameters * bits // 8,
         build=_builder(class_name),
         state_layout=_layout(bits, map_bytes),
         cpu_note=f"{name}: {_ON_CPU}",

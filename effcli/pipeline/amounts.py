@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from effcli.measure.record import ModelFacts, OptimizerFacts
 from effcli.memory.plan import MemoryPlan
 from effcli.memory.state import StateSummary
-from effcli.optim.entry import OptimizerEntry
+from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.units import ParamInfo
 
 
@@ -28,6 +28,7 @@ def model_facts(*, name: str, architecture: str, task: str, parameters: Sequence
 
 def optimizer_facts(
     entry: OptimizerEntry,
+    hyper: Hyper,
     state: StateSummary,
     model: ModelFacts,
     *,
@@ -40,7 +41,7 @@ def optimizer_facts(
         name=entry.name,
         state_bytes=state.state_bytes,
         state_elements=state.state_elements,
-        rule_of_thumb_bytes=rule(model.num_trainable_parameters) if rule else None,
+        rule_of_thumb_bytes=rule(model.num_trainable_parameters, hyper) if rule else None,
         basis=state.basis,
         tensors=state.tensors,
         by_parameter=state.by_parameter if per_parameter else None,

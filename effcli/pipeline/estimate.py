@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
 from effcli.measure.record import EstimateRecord
+from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.state import predict_state
 from effcli.models.flags import check_model_flags
@@ -15,6 +17,7 @@ from effcli.models.known import KnownModel, config_object, known_model
 from effcli.models.stable_embedding import MARKER
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.recipes import overlay
@@ -93,13 +96,22 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0) -> Es
         buffers_bytes=shapes.buffers_bytes,
         tied=shapes.tied,
         optimizers=tuple(
-            optimizer_facts(entry, state, model, per_parameter=per_layer)
-            for entry, state in zip(entries, states, strict=True)
+            optimizer_facts(entry, hyper, state, model, per_parameter=per_layer)
+            for entry, hyper, state in zip(entries, settled, states, strict=True)
         ),
         layers=layer_amounts(parameters, states) if per_layer else (),
         largest=largest_tensors(parameters, states, top),
-        notes=notes,
+        notes=(*notes, *_state_notes(entries, settled, parameters)),
     )
+
+
+def _state_notes(
+    entries: Sequence[OptimizerEntry], settled: Sequence[Hyper], parameters: Sequence[ParamInfo]
+) -> tuple[str, ...]:
+    """Return what should be said about overrides and about 8-bit states; one optimizer stands for all 8-bit ones."""
+    notes = dict.fromkeys(note for hyper in settled for note in override_notes(hyper))
+    eight_bit = (eight_bit_note(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True))
+    return (*notes, *islice(filter(None, eight_bit), 1))
 
 
 def _changed(known: KnownModel, spec: EstimateSpec) -> tuple[ModelShapes, Changed]:

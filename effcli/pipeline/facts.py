@@ -50,7 +50,7 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
         spec=prepared.spec.model_dump(mode="json"),
         environment=environment(prepared, out),
         model=model,
-        optimizer=optimizer_facts(prepared.entry, built.state, model, plan=plan),
+        optimizer=optimizer_facts(prepared.entry, built.hyper, built.state, model, plan=plan),
         batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
         groups=tuple(
             GroupFacts(
