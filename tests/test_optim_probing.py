@@ -11,11 +11,11 @@ import torch
 from effcli.errors import UsageError
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer
 from effcli.memory.state import StateSummary, predict_state
-from effcli.optim import probing
+from effcli.optim.by_path import probe as probing
+from effcli.optim.by_path.stand_ins import LARGEST, stand_ins
 from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import resolve_hyper
 from effcli.optim.registry import find
-from effcli.optim.scaling import LARGEST, stand_ins
 from effcli.spec import OptimSpec
 from effcli.units import Basis, ParamInfo, Placement
 from tests.tiny_models import infos, set_gradients, tiny_distilbert

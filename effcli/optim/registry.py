@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib
 
 from effcli.errors import DeviceError, EffcliError, MissingExtraError, UsageError, first_line, nearest
-from effcli.optim import (
-    bitsandbytes,
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.families import (
     galore,
-    native,
-    native_muon,
-    native_scaled,
-    native_sgd,
     pytorch_optimizer,
     schedule_free,
+    torch_adam,
+    torch_adaptive,
+    torch_muon,
+    torch_sgd,
     torchao,
     transformers,
 )
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.families.bitsandbytes import entries as bitsandbytes
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.units import Basis
 
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 _FAMILIES = (
-    native.ENTRIES,
-    native_sgd.ENTRIES,
-    native_scaled.ENTRIES,
-    native_muon.ENTRIES,
+    torch_adam.ENTRIES,
+    torch_sgd.ENTRIES,
+    torch_adaptive.ENTRIES,
+    torch_muon.ENTRIES,
     transformers.ENTRIES,
     bitsandbytes.ENTRIES,
     torchao.ENTRIES,
@@ -55,13 +55,13 @@ def entries() -> tuple[OptimizerEntry, ...]:
 def find(name: str) -> OptimizerEntry:
     """Return the entry with this name or alias; case, `-` and `_` make no difference.
 
-    `package.module:Class` gets an entry of its own; see `effcli.optim.by_path` for what that raises.
+    `package.module:Class` gets an entry of its own; see `effcli.optim.by_path.entry` for what that raises.
 
     Raises:
         UsageError: no entry has this name; the message lists the choices.
     """
     if ":" in name:
-        from effcli.optim.by_path import entry_by_path
+        from effcli.optim.by_path.entry import entry_by_path
 
         return entry_by_path(name.strip())
     wanted = _normal(name)

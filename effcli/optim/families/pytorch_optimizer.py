@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.families.torch_adam import named, with_betas
 from effcli.optim.laws import full, num_columns, num_rows, sized, width
-from effcli.optim.native import named, with_betas
 from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
-from effcli.optim.bitsandbytes_build import builder
-from effcli.optim.bitsandbytes_families import FAMILIES, Family
-from effcli.optim.bitsandbytes_state import blockwise_formula, blockwise_layout
 from effcli.optim.entry import OptimizerEntry
+from effcli.optim.families.bitsandbytes.build import builder
+from effcli.optim.families.bitsandbytes.families import FAMILIES, Family
+from effcli.optim.families.bitsandbytes.state import blockwise_formula, blockwise_layout
 
 _BITS: tuple[Literal[8, 32], ...] = (8, 32)
 _VERSION = "bitsandbytes 0.50.2"

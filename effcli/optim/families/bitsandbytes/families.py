@@ -8,7 +8,7 @@ from typing import Any
 
 from effcli.errors import UsageError
 from effcli.optim.entry import Hyper
-from effcli.optim.native import named, with_betas
+from effcli.optim.families.torch_adam import named, with_betas
 
 Check = Callable[[dict[str, Any], str], None]
 """Hyperparameters and the entry's name -> nothing. Raises UsageError for what upstream refuses or cannot compute."""

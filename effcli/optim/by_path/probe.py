@@ -25,8 +25,8 @@ from functools import cache
 from typing import Any
 
 from effcli.errors import EffcliError, first_line
-from effcli.optim.probe_step import Builder, Kept, Layout, Probe, Stepped, step
-from effcli.optim.scaling import LARGEST, Shape, StandIns, multi_affine, stand_ins
+from effcli.optim.by_path.stand_ins import LARGEST, Shape, StandIns, multi_affine, stand_ins
+from effcli.optim.by_path.step import Builder, Kept, Layout, Probe, Stepped, step
 from effcli.units import Placement, StateTensor
 
 _LARGEST_REAL = 2**26

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.families.torch_adam import named, with_betas
 from effcli.optim.laws import TORCH_STEP, full
-from effcli.optim.native import named, with_betas
 from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ def _muon_arguments(hyper: Hyper) -> dict[str, Any]:
 
 def _build_muon(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
     """Return one optimizer over groups that are each Muon's or AdamW's; hidden matrices are Muon's."""
+    from effcli.optim.families.muon_with_adamw import MuonWithAdamW
     from effcli.optim.groups import PER_PARAMETER, split_groups
-    from effcli.optim.muon import MuonWithAdamW
 
     parts: list[dict[str, Any]] = []
     for group in split_groups(groups, hyper):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.families.torch_adam import named, torch_builder
 from effcli.optim.laws import TORCH_STEP, full, num_columns, num_rows, sized, width
-from effcli.optim.native import named, torch_builder
 from effcli.units import ParamInfo, StateTensor
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from effcli.errors import UsageError
 from effcli.optim.entry import Hyper, OptimizerEntry, Schedule
+from effcli.optim.families.torch_adam import named, torch_builder
 from effcli.optim.laws import TORCH_STEP, full
-from effcli.optim.native import named, torch_builder
 from effcli.units import ParamInfo, Role, StateTensor
 
 

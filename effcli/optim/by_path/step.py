@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from effcli.errors import UsageError
+from effcli.optim.by_path.stand_ins import Shape
 from effcli.optim.entry import Groups, Hyper
-from effcli.optim.scaling import Shape
 from effcli.units import Role
 
 if TYPE_CHECKING:

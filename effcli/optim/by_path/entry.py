@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.errors import EffcliError, UsageError, first_line
 from effcli.flags import FLAG_OF
-from effcli.optim.class_path import load_class
+from effcli.optim.by_path.load import load_class
+from effcli.optim.by_path.signature import WEIGHT_DECAY, Argument, arguments_of, needed_for_a_step, takes_weight_decay
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule
-from effcli.optim.signature import WEIGHT_DECAY, Argument, arguments_of, needed_for_a_step, takes_weight_decay
 from effcli.units import Basis, ParamInfo, StateTensor
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _ClassByPath:
         Raises:
             UsageError: the class cannot make a step on it, or its state cannot be scaled to this size.
         """
-        from effcli.optim.probing import probe_layout
+        from effcli.optim.by_path.probe import probe_layout
 
         names = [*self.defaults(), WEIGHT_DECAY]
         settings = tuple((name, hyper[name]) for name in names if name in hyper)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.families.torch_adam import named, with_betas
 from effcli.optim.laws import PYTHON_STEP, full, sized, width
-from effcli.optim.native import named, with_betas
 from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:
