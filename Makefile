@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench clean
+.PHONY: help run test test-slow check format bench catalogue clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,12 @@ format: .venv/.dev ## rewrite files in the house format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## say how long effcli --help takes
+bench: .venv/.dev ## say how long effcli --help and effcli estimate take
 	$(BIN)/python tests/bench/help_time.py
+	$(BIN)/python tests/bench/estimate_time.py
+
+catalogue: .venv/.dev ## write the parameter shapes of the models known offline anew
+	$(BIN)/python -m tests.catalogue.generate
 
 clean: ## remove the virtual environment and caches; runs/ stays
 	rm -rf .venv dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def weights_dtype(precision: str) -> str:
+    """Return the dtype that a precision holds weights in, as torch calls it: autocast keeps them in float32."""
+    return "bfloat16" if precision == "bf16-pure" else "float32"
+
+
 def refuse_many_processes() -> None:
     """Refuse a launch with several processes, which would train unsynchronised copies.
 

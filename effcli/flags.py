@@ -1,4 +1,4 @@
-"""Which command line flag sets which field of `RunSpec`. Needs neither torch nor pydantic."""
+"""Which command line flag sets which field of a specification. Needs neither torch nor pydantic."""
 
 from __future__ import annotations
 
@@ -53,16 +53,20 @@ FLAG_OF: dict[str, str] = {
     "output.keep": "--keep",
     "output.logging_steps": "--logging-steps",
 }
-"""Dotted field -> flag, in the order of the sections."""
+"""Dotted field of `RunSpec` -> flag, in the order of the sections."""
+
+ESTIMATE_FLAG_OF: dict[str, str] = {"model.num_labels": "--num-labels"}
+"""Dotted field that only an estimate has -> flag."""
 
 
 def field_label(dotted: str) -> str:
     """Return how a message names a field: `--accum (loop.accum)`, or the dotted name where no flag sets it.
 
-    A position or key inside a field, as in `data.text_columns.2`, is named after the flag of that field.
+    A position or key inside a field, as in `data.text_columns.2`, is named after the flag of that field, as is a field
+    of one of several optimizers, `optim.0.lr`.
     """
-    parts = dotted.split(".")
-    flag = FLAG_OF.get(".".join(parts[:2]))
+    field = ".".join([part for part in dotted.split(".") if not part.isdecimal()][:2])
+    flag = {**FLAG_OF, **ESTIMATE_FLAG_OF}.get(field)
     return f"{flag} ({dotted})" if flag else dotted
 
 

@@ -8,7 +8,7 @@ and a 405-billion-parameter model into two dozen lines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from effcli.units import ParamInfo
@@ -77,11 +77,6 @@ def mark_num_labels(values: dict[str, Any], other: dict[str, Any], num_labels: i
     `other` are the shapes of the same model with another number of labels.
     """
     return {**values, "parameters": _mark(values["parameters"], other["parameters"], num_labels)}
-
-
-def with_dtype(shapes: ModelShapes, dtype: str) -> ModelShapes:
-    """Return the shapes with all parameters in `dtype`, a key of `effcli.units.DTYPE_BYTES`."""
-    return replace(shapes, parameters=tuple(replace(parameter, dtype=dtype) for parameter in shapes.parameters))
 
 
 Row = tuple[str, Sequence[Any], str]

@@ -150,12 +150,12 @@ class OptimSpec(Section):
 
     @field_validator("args", mode="before")
     @classmethod
-    def _args_arescalars(cls, value: Any) -> Any:
+    def _args_are_scalars(cls, value: Any) -> Any:
         return scalars(value, "optim.args.momentum=0.9")
 
     @field_validator("overrides", mode="before")
     @classmethod
-    def _overrides_arescalars(cls, value: Any) -> Any:
+    def _overrides_are_scalars(cls, value: Any) -> Any:
         example = "overrides: {embed: {lr: 1e-5}}"
         if value is None:
             return {}
@@ -253,13 +253,19 @@ class EstimatedModelSpec(ModelSpec):
     """Classes of a classification head; none means the configuration's own, or 2."""
 
 
-class EstimateSpec(Section):
-    """An estimate: one model, several optimizers."""
+class EstimatedLoopSpec(Section):
+    """What of a loop matters before activations."""
 
-    model: EstimatedModelSpec
-    optimizers: tuple[OptimSpec, ...] = Field(min_length=1)
     precision: Precision = "fp32"
     """As in training: only bf16-pure changes what weights and gradients are held in."""
+
+
+class EstimateSpec(Section):
+    """An estimate: one model, several optimizers. Sections are called as in `RunSpec`."""
+
+    model: EstimatedModelSpec
+    optim: tuple[OptimSpec, ...]
+    loop: EstimatedLoopSpec = EstimatedLoopSpec()
 
 
 def build_spec(values: Mapping[str, Any]) -> RunSpec:
@@ -274,11 +280,6 @@ def build_spec(values: Mapping[str, Any]) -> RunSpec:
 def build_estimate_spec(values: Mapping[str, Any]) -> EstimateSpec:
     """Return the specification of an estimate; see `build_spec`."""
     return _build(EstimateSpec, values)
-
-
-def build_optim_spec(values: Mapping[str, Any]) -> OptimSpec:
-    """Return the settings of one optimizer; see `build_spec`."""
-    return _build(OptimSpec, values)
 
 
 _Spec = TypeVar("_Spec", bound=Section)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import transformers
 
-from effcli import catalogue
+from effcli.catalogue import lookup as catalogue
 from effcli.errors import UsageError
 from effcli.models.shapes import meta_shapes
 from effcli.models.tasks import default_task, own_task
@@ -100,7 +100,7 @@ def test_a_task_that_is_not_kept_is_none_and_the_number_of_labels_sets_the_head(
 
 def test_the_catalogue_loads_neither_torch_nor_transformers_nor_pydantic() -> None:
     code = (
-        "import sys; from effcli import catalogue as c\n"
+        "import sys; from effcli.catalogue import lookup as c\n"
         "c.shapes(c.find('Llama-3.1-405B'), 'causal-lm', 2)\n"
         "print([m for m in ('torch', 'numpy', 'transformers', 'pydantic') if m in sys.modules])"
     )

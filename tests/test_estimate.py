@@ -18,7 +18,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from effcli import catalogue
+from effcli.catalogue import lookup as catalogue
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.optim.groups import decay_groups

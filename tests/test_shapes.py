@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effcli.shapes import NUM_LABELS, ModelShapes, from_json, mark_num_labels, to_json, with_dtype
+from effcli.shapes import NUM_LABELS, ModelShapes, from_json, mark_num_labels, to_json
 from effcli.units import ParamInfo
 
 names = st.lists(st.sampled_from(["a", "layer", "0", "1", "2", "10", "norm"]), min_size=1, max_size=5).map(".".join)
@@ -47,7 +47,3 @@ def test_the_number_of_labels_is_told_from_an_equal_hidden_size() -> None:
     marked = mark_num_labels(two, three, 2)
     assert marked["parameters"] == [["body", [2, 2]], ["head", [NUM_LABELS, 2]]]
     assert from_json(marked, num_labels=7).parameters[1].shape == (7, 2)
-
-
-def test_a_dtype_applies_to_every_parameter() -> None:
-    assert {info.dtype for info in with_dtype(shapes(("a", (2,)), ("b", (3,))), "bfloat16").parameters} == {"bfloat16"}

@@ -9,43 +9,43 @@ import typer
 from effcli.cli import options as o
 from effcli.cli.flags import given_fields, one_model
 
-Optimizers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--optim",
-        help="Optimizer, by a name that `effcli optimizers` lists or as package.module:Class; repeatable; all: every "
-        "one. Default: a choice from adamw to what saves most.",
-        metavar="NAME|CLASS|all",
-        rich_help_panel=o.OPTIM,
+ModelArgument = Annotated[
+    o.Text,
+    typer.Argument(
+        help="Name that `effcli models` lists, folder with a config.json, or hub id.",
+        metavar="MODEL",
         show_default=False,
     ),
 ]
 Task = Annotated[
-    str | None,
-    typer.Option(
-        help="classification, causal-lm, masked-lm, seq2seq, token-classification, image-classification, ... "
+    o.Text,
+    o.option(
+        "classification, causal-lm, masked-lm, seq2seq, token-classification, image-classification, ... "
         "Default: what people fine-tune such a model for.",
-        metavar="NAME",
-        rich_help_panel=o.MODEL,
-        show_default=False,
+        o.MODEL,
+        "NAME",
     ),
 ]
 NumLabels = Annotated[
-    str | None,
-    typer.Option(
-        help="Classes of a classification head. Default: the model's own, or 2.",
-        metavar="INTEGER",
-        rich_help_panel=o.MODEL,
-        show_default=False,
+    o.Text, o.option("Classes of a classification head. Default: the model's own, or 2.", o.MODEL, "INTEGER")
+]
+Optimizers = Annotated[
+    o.Texts,
+    o.option(
+        "Optimizer, by a name that `effcli optimizers` lists or as package.module:Class; repeatable; all: every one. "
+        "Default: a choice from adamw to what saves most.",
+        o.OPTIM,
+        "NAME|CLASS|all",
+        name="--optim",
     ),
 ]
-PerLayer = Annotated[bool, typer.Option("--per-layer", help="Show the amounts of each layer.")]
+PerLayer = Annotated[bool, o.option("Show the amounts of each layer.", o.OUTPUT, name="--per-layer")]
 Top = Annotated[int, typer.Option("--top", help="Show so many of the largest tensors.", metavar="INTEGER", min=0)]
 
 
 def estimate(
     ctx: typer.Context,
-    model_argument: o.ModelArgument = None,
+    model_argument: ModelArgument = None,
     model: o.Model = None,
     task: Task = None,
     num_labels: NumLabels = None,
@@ -69,11 +69,10 @@ def estimate(
 ) -> None:
     """Say what a model and optimizers hold before activations; needs no weights, no GPU and mostly no network."""
     flags = given_fields({**ctx.params, "model": one_model(model_argument, model)})
-    if num_labels is not None:
-        flags.setdefault("model", {})["num_labels"] = num_labels
 
-    from effcli.pipeline.estimate import estimate, resolve_estimate  # pydantic: not for --help
+    from effcli import pipeline  # pydantic: not for --help
     from effcli.report.output import emit_estimate
 
-    record = estimate(resolve_estimate(flags), per_layer=per_layer, top=top)
+    spec, notes = pipeline.resolve_estimate(flags)
+    record = pipeline.estimate(spec, per_layer=per_layer, top=top, notes=notes)
     emit_estimate(record, json=as_json, quiet=quiet)

@@ -19,7 +19,7 @@ def models(
 ) -> None:
     """List the models that `effcli estimate` knows offline, with their parameters as counted and as published."""
     # Imported here: `effcli --help` must not wait for the catalogue and rich's tables.
-    from effcli import catalogue
+    from effcli.catalogue import lookup as catalogue
     from effcli.report.models import render_models
     from effcli.report.output import emit_json, make_console
 

@@ -1,4 +1,4 @@
-"""Flags of `effcli train`: one annotated type each. A default of None means "not given", so that recipes can say it."""
+"""Flags of commands: one annotated type each. A default of None means "not given", so that recipes can say it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Texts = list[str] | None
 Switch = bool | None
 
 
-def _option(help_text: str, panel: str, metavar: str | None = None, *, name: str | None = None) -> Any:
+def option(help_text: str, panel: str, metavar: str | None = None, *, name: str | None = None) -> Any:
+    """Return an option that is left to recipe and defaults where it is not given; `panel` is its part of the help."""
     names = (name,) if name else ()
     return typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
@@ -23,67 +24,65 @@ ModelArgument = Annotated[
     Text,
     typer.Argument(help="Folder or hub id; without it the built-in model.", metavar="MODEL", show_default=False),
 ]
-Model = Annotated[Text, _option("The same as the argument MODEL.", MODEL, "FOLDER|ID")]
-Task = Annotated[Text, _option("classification or causal-lm. Guessed, and said.", MODEL, "NAME")]
-Freeze = Annotated[Texts, _option("Do not train parameters whose name matches; repeatable.", MODEL, "PATTERN")]
+Model = Annotated[Text, option("The same as the argument MODEL.", MODEL, "FOLDER|ID")]
+Task = Annotated[Text, option("classification or causal-lm. Guessed, and said.", MODEL, "NAME")]
+Freeze = Annotated[Texts, option("Do not train parameters whose name matches; repeatable.", MODEL, "PATTERN")]
 StableEmbedding = Annotated[
     Switch,
-    _option(
-        "Replace embeddings by bitsandbytes' StableEmbedding (adds a LayerNorm).", MODEL, name="--stable-embedding"
-    ),
+    option("Replace embeddings by bitsandbytes' StableEmbedding (adds a LayerNorm).", MODEL, name="--stable-embedding"),
 ]
-LoraR = Annotated[Text, _option("Train LoRA adapters of this rank, and a new head, alone.", MODEL, "INTEGER")]
+LoraR = Annotated[Text, option("Train LoRA adapters of this rank, and a new head, alone.", MODEL, "INTEGER")]
 LoraTargets = Annotated[
-    Texts, _option("Layers that get adapters: names, or all-linear. Default: peft's choice.", MODEL, "NAME,NAME")
+    Texts, option("Layers that get adapters: names, or all-linear. Default: peft's choice.", MODEL, "NAME,NAME")
 ]
-LoraAlpha = Annotated[Text, _option("Scale of the adapters. Default: twice the rank.", MODEL, "NUMBER")]
-LoraDropout = Annotated[Text, _option("Dropout before the adapters. Default: 0.", MODEL, "NUMBER")]
+LoraAlpha = Annotated[Text, option("Scale of the adapters. Default: twice the rank.", MODEL, "NUMBER")]
+LoraDropout = Annotated[Text, option("Dropout before the adapters. Default: 0.", MODEL, "NUMBER")]
 
 Data = Annotated[
     Text,
-    _option(
+    option(
         "CSV, TSV, JSON lines or Parquet file, save_to_disk folder, or hub id like glue/mrpc. Default: built-in pairs.",
         DATA,
         "PATH|ID",
     ),
 ]
 EvalData = Annotated[
-    Text, _option("Evaluation rows. Default: the data's validation split, if it has one.", DATA, "PATH|ID")
+    Text, option("Evaluation rows. Default: the data's validation split, if it has one.", DATA, "PATH|ID")
 ]
-TextColumn = Annotated[Texts, _option("Text column; twice for pairs. Guessed by name.", DATA, "NAME")]
-LabelColumn = Annotated[Text, _option("Label column. Guessed by name.", DATA, "NAME")]
-Delimiter = Annotated[Text, _option("Field separator of CSV files. Guessed.", DATA, "CHARACTER")]
-Encoding = Annotated[Text, _option("Text encoding of files. Default: utf-8.", DATA, "NAME")]
-MaxLength = Annotated[Text, _option("Tokens kept per row. Default: the model's limit, at most 512.", DATA, "INTEGER")]
-LimitRows = Annotated[Text, _option("Use only the first rows of the training data.", DATA, "INTEGER")]
+TextColumn = Annotated[Texts, option("Text column; twice for pairs. Guessed by name.", DATA, "NAME")]
+LabelColumn = Annotated[Text, option("Label column. Guessed by name.", DATA, "NAME")]
+Delimiter = Annotated[Text, option("Field separator of CSV files. Guessed.", DATA, "CHARACTER")]
+Encoding = Annotated[Text, option("Text encoding of files. Default: utf-8.", DATA, "NAME")]
+MaxLength = Annotated[Text, option("Tokens kept per row. Default: the model's limit, at most 512.", DATA, "INTEGER")]
+LimitRows = Annotated[Text, option("Use only the first rows of the training data.", DATA, "INTEGER")]
 
 Optim = Annotated[
     Text,
-    _option(
+    option(
         "Optimizer, by a name that `effcli optimizers` lists or as package.module:Class. Default: adamw.",
         OPTIM,
         "NAME|CLASS",
     ),
 ]
-LearningRate = Annotated[Text, _option("Learning rate. Default: the optimizer's.", OPTIM, "NUMBER", name="--lr")]
-Beta1 = Annotated[Text, _option("Decay of the first moment. Default: the optimizer's.", OPTIM, "NUMBER")]
-Beta2 = Annotated[Text, _option("Decay of the second moment. Default: the optimizer's.", OPTIM, "NUMBER")]
-Eps = Annotated[Text, _option("Term added to the denominator. Default: the optimizer's.", OPTIM, "NUMBER")]
-OptimArg = Annotated[Texts, _option("Another hyperparameter by its upstream name; repeatable.", OPTIM, "KEY=VALUE")]
-WeightDecay = Annotated[Text, _option("Decay of weights, never of biases and norms. Default: 0.01.", OPTIM, "NUMBER")]
+LearningRate = Annotated[Text, option("Learning rate. Default: the optimizer's.", OPTIM, "NUMBER", name="--lr")]
+Beta1 = Annotated[Text, option("Decay of the first moment. Default: the optimizer's.", OPTIM, "NUMBER")]
+Beta2 = Annotated[Text, option("Decay of the second moment. Default: the optimizer's.", OPTIM, "NUMBER")]
+Eps = Annotated[Text, option("Term added to the denominator. Default: the optimizer's.", OPTIM, "NUMBER")]
+OptimArg = Annotated[Texts, option("Another hyperparameter by its upstream name; repeatable.", OPTIM, "KEY=VALUE")]
+WeightDecay = Annotated[Text, option("Decay of weights, never of biases and norms. Default: 0.01.", OPTIM, "NUMBER")]
 Keep32bit = Annotated[
     Texts,
-    _option("Keep the state of matching parameters in 32 bit; repeatable.", OPTIM, "PATTERN", name="--keep-32bit"),
+    option("Keep the state of matching parameters in 32 bit; repeatable.", OPTIM, "PATTERN", name="--keep-32bit"),
 ]
 Min8bitSize = Annotated[
-    Text, _option("Smaller parameters keep 32-bit state. Default: 4096.", OPTIM, "INTEGER", name="--min-8bit-size")
+    Text, option("Smaller parameters keep 32-bit state. Default: 4096.", OPTIM, "INTEGER", name="--min-8bit-size")
 ]
 OptimBits = Annotated[
-    Text, _option("8 or 32: bits of bitsandbytes' state. Default: what the name says.", OPTIM, "INTEGER")
+    Text, option("8 or 32: bits of bitsandbytes' state. Default: what the name says.", OPTIM, "INTEGER")
 ]
 OverrideOption = Annotated[
     Texts,
-    _option(
+    option(
         "Other hyperparameters for matching parameters, as in 'embed:lr=1e-5,beta2=0.98'; repeatable.",
         OPTIM,
         "PATTERN:KEY=VALUE",
@@ -91,44 +90,42 @@ OverrideOption = Annotated[
     ),
 ]
 
-Engine = Annotated[Text, _option("pytorch, accelerate or trainer. Default: pytorch.", LOOP, "NAME")]
-Device = Annotated[Text, _option("auto, cpu, cuda or cuda:N. Default: auto.", LOOP, "NAME")]
+Engine = Annotated[Text, option("pytorch, accelerate or trainer. Default: pytorch.", LOOP, "NAME")]
+Device = Annotated[Text, option("auto, cpu, cuda or cuda:N. Default: auto.", LOOP, "NAME")]
 Precision = Annotated[
-    Text, _option("fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure. Default: fp32.", LOOP, "NAME")
+    Text, option("fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure. Default: fp32.", LOOP, "NAME")
 ]
-BatchSize = Annotated[Text, _option("Rows per micro-batch. Default: 8.", LOOP, "INTEGER")]
-EvalBatchSize = Annotated[Text, _option("Rows per evaluation batch. Default: the batch size.", LOOP, "INTEGER")]
-Accum = Annotated[Text, _option("Micro-batches accumulated per update. Default: 1.", LOOP, "INTEGER")]
-Epochs = Annotated[Text, _option("Passes over the training data. Default: 3.", LOOP, "INTEGER")]
-MaxSteps = Annotated[Text, _option("Stop after this many updates, whatever --epochs says.", LOOP, "INTEGER")]
-Scheduler = Annotated[Text, _option("linear, cosine or constant over updates. Default: linear.", LOOP, "NAME")]
-WarmupRatio = Annotated[Text, _option("Share of the updates spent warming up. Default: 0.", LOOP, "NUMBER")]
-MaxGradNorm = Annotated[Text, _option("Clip the gradient norm once per update; 0: never. Default: 1.", LOOP, "NUMBER")]
+BatchSize = Annotated[Text, option("Rows per micro-batch. Default: 8.", LOOP, "INTEGER")]
+EvalBatchSize = Annotated[Text, option("Rows per evaluation batch. Default: the batch size.", LOOP, "INTEGER")]
+Accum = Annotated[Text, option("Micro-batches accumulated per update. Default: 1.", LOOP, "INTEGER")]
+Epochs = Annotated[Text, option("Passes over the training data. Default: 3.", LOOP, "INTEGER")]
+MaxSteps = Annotated[Text, option("Stop after this many updates, whatever --epochs says.", LOOP, "INTEGER")]
+Scheduler = Annotated[Text, option("linear, cosine or constant over updates. Default: linear.", LOOP, "NAME")]
+WarmupRatio = Annotated[Text, option("Share of the updates spent warming up. Default: 0.", LOOP, "NUMBER")]
+MaxGradNorm = Annotated[Text, option("Clip the gradient norm once per update; 0: never. Default: 1.", LOOP, "NUMBER")]
 PercentileClipping = Annotated[
-    Text, _option("Clip at this percentile of the last 100 gradient norms. Default: off.", LOOP, "NUMBER")
+    Text, option("Clip at this percentile of the last 100 gradient norms. Default: off.", LOOP, "NUMBER")
 ]
 GradientCheckpointing = Annotated[
     Switch,
-    _option(
+    option(
         "Recompute activations instead of keeping them.",
         LOOP,
         name="--gradient-checkpointing",
     ),
 ]
-Seed = Annotated[Text, _option("Seed of weights, dropout and data order. Default: 42.", LOOP, "INTEGER")]
-NumWorkers = Annotated[Text, _option("Processes that prepare batches. Default: 0.", LOOP, "INTEGER")]
+Seed = Annotated[Text, option("Seed of weights, dropout and data order. Default: 42.", LOOP, "INTEGER")]
+NumWorkers = Annotated[Text, option("Processes that prepare batches. Default: 0.", LOOP, "INTEGER")]
 
-Out = Annotated[Text, _option("Run folder. Default: a dated folder under runs/.", OUTPUT, "FOLDER")]
-Overwrite = Annotated[bool, _option("Replace the run that --out holds.", OUTPUT, name="--overwrite")]
-Resume = Annotated[bool, _option("Continue the run that --out holds.", OUTPUT, name="--resume")]
-SaveEvery = Annotated[Text, _option("Updates between checkpoints. Default: each epoch.", OUTPUT, "INTEGER")]
-Keep = Annotated[Text, _option("Checkpoints kept. Default: 2.", OUTPUT, "INTEGER")]
-LoggingSteps = Annotated[Text, _option("Updates between progress lines. Default: 10.", OUTPUT, "INTEGER")]
-Recipe = Annotated[Text, _option("Start from a recipe; flags beat it.", OUTPUT, "NAME|FILE")]
-Set = Annotated[Texts, _option("Set any field, such as loop.accum=2; repeatable.", OUTPUT, "A.B=C", name="--set")]
-DryRun = Annotated[
-    bool, _option("Check everything, data included, print the plan, and stop.", OUTPUT, name="--dry-run")
-]
-Json = Annotated[bool, _option("Print the record as one JSON document.", OUTPUT, name="--json")]
-Quiet = Annotated[bool, _option("No progress and no notes.", OUTPUT, name="--quiet")]
-Verbose = Annotated[bool, _option("Show the traceback of an unexpected fault.", OUTPUT, name="--verbose")]
+Out = Annotated[Text, option("Run folder. Default: a dated folder under runs/.", OUTPUT, "FOLDER")]
+Overwrite = Annotated[bool, option("Replace the run that --out holds.", OUTPUT, name="--overwrite")]
+Resume = Annotated[bool, option("Continue the run that --out holds.", OUTPUT, name="--resume")]
+SaveEvery = Annotated[Text, option("Updates between checkpoints. Default: each epoch.", OUTPUT, "INTEGER")]
+Keep = Annotated[Text, option("Checkpoints kept. Default: 2.", OUTPUT, "INTEGER")]
+LoggingSteps = Annotated[Text, option("Updates between progress lines. Default: 10.", OUTPUT, "INTEGER")]
+Recipe = Annotated[Text, option("Start from a recipe; flags beat it.", OUTPUT, "NAME|FILE")]
+Set = Annotated[Texts, option("Set any field, such as loop.accum=2; repeatable.", OUTPUT, "A.B=C", name="--set")]
+DryRun = Annotated[bool, option("Check everything, data included, print the plan, and stop.", OUTPUT, name="--dry-run")]
+Json = Annotated[bool, option("Print the record as one JSON document.", OUTPUT, name="--json")]
+Quiet = Annotated[bool, option("No progress and no notes.", OUTPUT, name="--quiet")]
+Verbose = Annotated[bool, option("Show the traceback of an unexpected fault.", OUTPUT, name="--verbose")]

@@ -29,16 +29,14 @@ def layer_amounts(parameters: Sequence[ParamInfo], states: Sequence[StateSummary
 
     Tables that all parameters share belong to no layer; the parts' state bytes lack them.
     """
-    parts = [
-        _amount(name, list(group), states) for name, group in groupby(parameters, key=lambda info: _layer_of(info.name))
-    ]
-    merged: list[PartAmount] = []
-    for part in parts:
-        if merged and (joined := _joined(merged[-1], part)) is not None:
-            merged[-1] = joined
+    runs: list[list[PartAmount]] = []
+    for name, group in groupby(parameters, key=lambda info: _layer_of(info.name)):
+        part = _amount(name, list(group), states)
+        if runs and _continues(runs[-1][-1], part):
+            runs[-1].append(part)
         else:
-            merged.append(part)
-    return tuple(merged)
+            runs.append([part])
+    return tuple(_run(run) for run in runs)
 
 
 def largest_tensors(
@@ -69,19 +67,23 @@ def _layer_of(name: str) -> str:
     return ".".join(parts[:-1]) or name
 
 
-def _joined(before: PartAmount, part: PartAmount) -> PartAmount | None:
-    """Return two parts as one where `part` is the next layer and equals each layer of `before`; None elsewhere."""
-    stem, _, number = part.name.rpartition(".")
-    first, _, last = before.name.removeprefix(f"{stem}.").partition("-")
-    follows = before.name.startswith(f"{stem}.") and number.isdecimal() and (last or first) == str(int(number) - 1)
-    amounts = ("num_parameters", "weights_bytes", "gradients_bytes")
-    if not follows or any(getattr(before, key) != before.repeats * getattr(part, key) for key in amounts):
-        return None
-    if before.state_bytes != tuple(before.repeats * num_bytes for num_bytes in part.state_bytes):
-        return None
+def _continues(before: PartAmount, part: PartAmount) -> bool:
+    """Return whether `part` is the layer after `before` and takes the same."""
+    stem, _, number = before.name.rpartition(".")
+    follows = number.isdecimal() and part.name == f"{stem}.{int(number) + 1}"
+    return follows and part == before.model_copy(update={"name": part.name})
+
+
+def _run(parts: Sequence[PartAmount]) -> PartAmount:
+    """Return equal layers as one part, called after the first and the last."""
+    first, repeats = parts[0], len(parts)
+    if repeats == 1:
+        return first
     return PartAmount(
-        name=f"{stem}.{first}-{number}",
-        repeats=before.repeats + 1,
-        **{key: getattr(before, key) + getattr(part, key) for key in amounts},
-        state_bytes=tuple(old + new for old, new in zip(before.state_bytes, part.state_bytes, strict=True)),
+        name=f"{first.name}-{parts[-1].name.rpartition('.')[2]}",
+        repeats=repeats,
+        num_parameters=repeats * first.num_parameters,
+        weights_bytes=repeats * first.weights_bytes,
+        gradients_bytes=repeats * first.gradients_bytes,
+        state_bytes=tuple(repeats * num_bytes for num_bytes in first.state_bytes),
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from effcli.errors import UsageError
 from effcli.hub import hub_errors
-from effcli.models.flags import require
 from effcli.models.lora import plain_model
 from effcli.models.source import ModelSource, unusable
 from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
+from effcli.models.tasks import check_head, head_for
 from effcli.optim.groups import hidden_names
 from effcli.optim.patterns import check_patterns, matches
+from effcli.packages import require_package
+from effcli.spec import Task
 from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
@@ -40,25 +42,10 @@ def build_model(
     import torch
     import transformers
 
-    auto, known = {
-        "classification": (
-            transformers.AutoModelForSequenceClassification,
-            transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-        ),
-        "causal-lm": (transformers.AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
-    }[problem.task]
     config = _config_for(source, problem, tokenizer)
-    if type(config) not in known:
-        other = "classification" if problem.task == "causal-lm" else "causal-lm"
-        raise UsageError(
-            f"'{source.name}' ({config.model_type}) has no head for --task {problem.task} in transformers; "
-            f"use --task {other} or another --model"
-        )
-    if problem.task == "causal-lm" and source.sees_following_tokens:
-        raise UsageError(
-            f"'{source.name}' ({config.model_type}) is an encoder: each position sees the tokens that follow, so "
-            "--task causal-lm would learn nothing of use; give a decoder such as gpt2"
-        )
+    _check_task(source, problem.task)
+    head = head_for(problem.task)
+    auto = getattr(transformers, head.auto_class)
     with unusable(source.name, "config.json"):
         stable = marked_embeddings(config)
         if meta or not source.has_weights:
@@ -67,9 +54,9 @@ def build_model(
                 rebuild_embeddings(model, source.name)
             return model, ()
         if stable:
-            require("bitsandbytes", f"--model '{source.name}'")
+            require_package("bitsandbytes", f"--model '{source.name}'")
     with unusable(source.name, "weights"), hub_errors("model", source.name, flag="--model"):
-        maker = rebuilding(known[type(config)], stable) if stable else auto
+        maker = rebuilding(head.model_class(config), stable) if stable else auto
         model, loading = maker.from_pretrained(
             source.path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -77,6 +64,20 @@ def build_model(
         if lacking := [name for name in stable if f"{name}.norm.weight" in fresh]:
             raise ValueError(f"they lack the LayerNorm of the StableEmbedding '{lacking[0]}'")
     return model, tuple(sorted(fresh))
+
+
+def _check_task(source: ModelSource, task: str) -> None:
+    """Raise unless the model has a head for the task that can learn something.
+
+    Raises:
+        UsageError: it has none, or it is an encoder that would have to predict what it sees.
+    """
+    check_head(source.config.model_type, task, name=source.name, offered=get_args(Task))
+    if task == "causal-lm" and source.sees_following_tokens:
+        raise UsageError(
+            f"'{source.name}' ({source.config.model_type}) is an encoder: each position sees the tokens that follow, "
+            "so --task causal-lm would learn nothing of use; give a decoder such as gpt2"
+        )
 
 
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from effcli.errors import MissingExtraError, UsageError, first_line
+from effcli.errors import UsageError
+from effcli.packages import require_package
 from effcli.spec import ModelSpec
 
 ALL_LINEAR = "all-linear"
@@ -32,7 +32,7 @@ def check_model_flags(model: ModelSpec) -> None:
     else:
         _check_lora(model)
     if model.stable_embedding:
-        require("bitsandbytes", "--stable-embedding")
+        require_package("bitsandbytes", "--stable-embedding")
 
 
 def _check_lora(model: ModelSpec) -> None:
@@ -51,23 +51,8 @@ def _check_lora(model: ModelSpec) -> None:
             f"--lora-targets {','.join(model.lora_targets)}: {ALL_LINEAR} stands for every linear layer; "
             "give it alone, or names alone"
         )
-    require("peft", "--lora-r")
-
-
-def require(package: str, flag: str) -> None:
-    """Import the package that a flag needs.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        with quiet_libraries():
-            importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{flag} needs the package '{package}', which does not import ({first_line(error)}); "
-            f"type: pip install {package}"
-        ) from error
+    with quiet_libraries():
+        require_package("peft", "--lora-r")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import effcli.catalogue as catalogue
+from effcli.catalogue import lookup as catalogue
 from effcli.errors import UnreachableError, UsageError, nearest
 from effcli.models.shape_cache import cache_key, load_shapes, store_shapes
 from effcli.models.source import config_file, config_values, unusable

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
 from effcli.models.build import parameter_infos
 from effcli.models.change import Changed, change_model
 from effcli.models.lora import plain_model
 from effcli.models.source import unusable
 from effcli.models.stable_embedding import rebuild_embeddings
-from effcli.models.tasks import head_for, tasks_of
+from effcli.models.tasks import check_head, head_for
 from effcli.shapes import ModelShapes
 
 if TYPE_CHECKING:
@@ -53,12 +52,8 @@ def _meta_model(
     import torch
     import transformers
 
+    check_head(config.model_type, task, name=name)
     head = head_for(task)
-    if task not in tasks_of(config.model_type):
-        raise UsageError(
-            f"'{name}' ({config.model_type}) has no head for --task {task} in transformers; "
-            f"it has {', '.join(tasks_of(config.model_type)) or 'none'}"
-        )
     config = copy.deepcopy(config)  # transformers writes into nested dicts of the configuration it is given
     if head.counts_labels and num_labels is not None:
         config.num_labels = num_labels

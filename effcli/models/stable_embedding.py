@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
-from effcli.models.flags import require
 from effcli.optim.overrides import Override
+from effcli.packages import require_package
 from effcli.units import format_count
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def use_stable_embeddings(model: PreTrainedModel, name: str) -> tuple[str, ...]:
     replace_embeddings(model, plain)
     added = sum(param.numel() for param in model.parameters()) - before
     note = (
-        f"StableEmbedding replaces {_embeddings(plain)}: their LayerNorms add {format_count(added)} parameters and "
-        "change what the model computes. A plain from_pretrained cannot rebuild it; effcli does, by the marker "
+        f"StableEmbedding replaces {_embeddings(plain)}: that adds {format_count(added)} parameters of LayerNorms "
+        "and changes what the model computes. A plain from_pretrained cannot rebuild it; effcli does, by the marker "
         f"{MARKER} in its config.json."
     )
     return (note, f"No StableEmbedding there: {left}.") if special else (note,)
@@ -81,7 +81,7 @@ def rebuild_embeddings(model: PreTrainedModel, name: str) -> None:
     """
     names = marked_embeddings(model.config)
     if names:
-        require("bitsandbytes", f"--model '{name}'")
+        require_package("bitsandbytes", f"--model '{name}'")
         replace_embeddings(model, names)
 
 

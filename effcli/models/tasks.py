@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,12 @@ class Head:
     auto_class: str
     table: str
     counts_labels: bool = False
+
+    def model_class(self, config: PretrainedConfig) -> Any:
+        """Return the class that the auto class builds for a configuration."""
+        import transformers
+
+        return getattr(transformers, self.table.removesuffix("_NAMES"))[type(config)]
 
 
 HEADS = (
@@ -95,6 +101,20 @@ def head_for(task: str) -> Head:
 def tasks_of(model_type: str) -> tuple[str, ...]:
     """Return the tasks that transformers has a class for, for one model type."""
     return tuple(head.task for head in HEADS if model_type in _classes(head))
+
+
+def check_head(model_type: str, task: str, *, name: str, offered: Sequence[str] | None = None) -> None:
+    """Raise unless transformers has a class for the task; the message gives the model's `name`, and of the tasks that
+    it has those that are `offered` (none: all).
+
+    Raises:
+        UsageError: it has none, or there is no such task.
+    """
+    head_for(task)
+    if task not in tasks_of(model_type):
+        has = [other for other in tasks_of(model_type) if offered is None or other in offered]
+        way_out = f"use --task {' or '.join(has)}, or another --model" if has else "give another --model"
+        raise UsageError(f"'{name}' ({model_type}) has no head for --task {task} in transformers; {way_out}")
 
 
 def default_task(config: PretrainedConfig) -> str:

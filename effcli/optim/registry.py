@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-
-from effcli.errors import DeviceError, EffcliError, MissingExtraError, UsageError, first_line, nearest
+from effcli.errors import DeviceError, EffcliError, UsageError, first_line, nearest
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
 from effcli.optim.families import (
     galore,
@@ -19,6 +17,7 @@ from effcli.optim.families import (
 )
 from effcli.optim.families.bitsandbytes import entries as bitsandbytes
 from effcli.optim.hyper import default_hyper, resolve_hyper
+from effcli.packages import require_package
 from effcli.units import Basis
 
 __all__ = [
@@ -82,19 +81,8 @@ def require(entry: OptimizerEntry) -> None:
         MissingExtraError: the package is not installed.
         DeviceError: it is installed but does not load, as with a native library built for another system.
     """
-    if entry.package is None:
-        return
-    try:
-        importlib.import_module(entry.package)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"optimizer '{entry.name}' needs the package '{entry.package}', which does not import "
-            f"({first_line(error)}); type: pip install {entry.pip}"
-        ) from error
-    except (OSError, RuntimeError) as error:
-        raise DeviceError(
-            f"the package '{entry.package}' of optimizer '{entry.name}' does not load: {first_line(error)}"
-        ) from error
+    if entry.package is not None:
+        require_package(entry.package, f"optimizer '{entry.name}'", pip=entry.pip)
 
 
 def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None = None, dtype: str = "float32") -> None:

@@ -1,9 +1,11 @@
-"""The Python API and the only wiring: `resolve_spec`, `plan`, `train`."""
+"""The Python API: `resolve_spec` with `plan` and `train`, `resolve_estimate` with `estimate`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from effcli.pipeline.estimate_settings import resolve_estimate
+from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec
 
 if TYPE_CHECKING:
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from effcli.measure.record import RunRecord
     from effcli.spec import RunSpec
 
-__all__ = ["plan", "resolve_spec", "train"]
+__all__ = ["estimate", "plan", "resolve_estimate", "resolve_spec", "train"]
 
 
 def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:

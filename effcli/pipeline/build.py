@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import get_scheduler, set_seed
 
+from effcli.devices import weights_dtype
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.build import build_model, parameter_infos, recompute_activations
@@ -54,7 +55,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     """
     spec, entry = prepared.spec, prepared.entry
     set_seed(spec.loop.seed)
-    dtype = torch.bfloat16 if spec.loop.precision == "bf16-pure" else torch.float32
+    dtype = getattr(torch, weights_dtype(spec.loop.precision))
     made, fresh = build_model(prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, meta=meta)
     with torch.device("meta") if meta else nullcontext():
         changed, notes = _change(prepared, made, fresh)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.devices import check_precision, refuse_many_processes, resolve_device
+from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
 from effcli.errors import UsageError
 from effcli.models.flags import check_model_flags
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
@@ -73,8 +73,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     entry = registry.find(spec.optim.name)
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)
-    weights = "bfloat16" if spec.loop.precision == "bf16-pure" else "float32"
-    registry.check_works(entry, str(device), hyper, weights)
+    registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
     say(*override_notes(hyper))
     if spec.uses_builtin_demo:
         say(

@@ -12,7 +12,7 @@ from effcli.units import format_count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from effcli.catalogue import CatalogueModel
+    from effcli.catalogue.lookup import CatalogueModel
 
 
 def render_models(models: Sequence[CatalogueModel], version: str, console: Console) -> None:

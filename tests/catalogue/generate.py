@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, PretrainedConfig
 
-import effcli.catalogue as catalogue
+from effcli.catalogue import lookup as catalogue
 from effcli.models.shapes import meta_shapes
 from effcli.models.tasks import default_task, head_for, own_task, tasks_of
 from effcli.shapes import from_json, mark_num_labels, to_json

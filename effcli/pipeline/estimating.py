@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from effcli.devices import weights_dtype
 from effcli.errors import UsageError
 from effcli.measure.record import EstimateRecord
 from effcli.memory.eight_bit import eight_bit_note
@@ -20,68 +21,33 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
-from effcli.recipes import overlay
 from effcli.shapes import ModelShapes
-from effcli.spec import EstimateSpec, build_estimate_spec, build_optim_spec
+from effcli.spec import EstimateSpec
 from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
     from effcli.models.change import Changed
 
-DEFAULT_OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "lion8bit", "adamw4bit", "sgd")
-"""What is estimated when nothing is asked for: the three that the course compares, and some that save more."""
-ALL = "all"
 
-
-def resolve_estimate(flags: Mapping[str, Any]) -> EstimateSpec:
-    """Return the specification of an estimate from nested sections: `model`, `optim` (with a list of names), `loop`.
-
-    A setting of an optimizer goes to each of the named ones that knows it, and must be known to one at least.
-
-    Raises:
-        UsageError: an unknown name, value or setting.
-    """
-    optim = dict(flags.get("optim") or {})
-    names = optim.pop("name", None) or DEFAULT_OPTIMIZERS
-    if ALL in names:
-        names = [entry.name for entry in registry.entries()]
-    entries = [registry.find(name) for name in names]
-    settings = [{key: value} for key, value in optim.items() if key != "args"]
-    settings += [{"args": {key: value}} for key, value in (optim.get("args") or {}).items()]
-    taken: list[dict[str, Any]] = [{"name": name} for name in names]
-    for setting in settings:
-        knowing = [index for index, entry in enumerate(entries) if _knows(entry, setting)]
-        for index in knowing or [0]:
-            taken[index] = overlay(taken[index], setting)
-    return build_estimate_spec({"model": flags.get("model") or {}, "optimizers": taken, **(flags.get("loop") or {})})
-
-
-def _knows(entry: OptimizerEntry, setting: Mapping[str, Any]) -> bool:
-    try:
-        registry.resolve_hyper(entry, build_optim_spec({"name": entry.name, **setting}))
-    except UsageError:
-        return False
-    return True
-
-
-def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0) -> EstimateRecord:
+def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes: Sequence[str] = ()) -> EstimateRecord:
     """Return the bytes of weights, gradients and each optimizer's state, with the rule of thumb beside them.
 
     With `per_layer` also by parameter and by layer; `top` asks for that many of the largest tensors.
+    `notes` are kept in the record.
 
     Raises:
         UsageError: an unknown optimizer, hyperparameter, task or pattern, or a model that cannot be used.
         UnreachableError: the model is neither in the catalogue nor on this machine, and the hub does not give it.
     """
-    entries = [registry.find(optim.name) for optim in spec.optimizers]
+    entries = [registry.find(optim.name) for optim in spec.optim]
     settled: list[Hyper] = [
-        registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optimizers, strict=True)
+        registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optim, strict=True)
     ]
     if spec.model.name is None:
         raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
     check_model_flags(spec.model)
     known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
-    shapes, notes = known.shapes, known.notes
+    shapes, notes = known.shapes, (*notes, *known.notes)
     if spec.model.stable_embedding or spec.model.lora_r is not None or MARKER in known.config:
         shapes, changed = _changed(known, spec)
         parameters, notes = shapes.parameters, (*notes, *changed.notes)
@@ -91,7 +57,7 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0) -> Es
     model = model_facts(name=known.name, architecture=shapes.architecture, task=shapes.task, parameters=parameters)
     states = [predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)]
     return EstimateRecord(
-        precision=spec.precision,
+        precision=spec.loop.precision,
         model=model,
         buffers_bytes=shapes.buffers_bytes,
         tied=shapes.tied,
@@ -120,12 +86,13 @@ def _changed(known: KnownModel, spec: EstimateSpec) -> tuple[ModelShapes, Change
 
     config = config_object(known.name, known.config)
     return changed_shapes(
-        config, known.shapes.task, spec.model, _dtype(spec), name=known.name, num_labels=spec.model.num_labels
+        config,
+        known.shapes.task,
+        spec.model,
+        weights_dtype(spec.loop.precision),
+        name=known.name,
+        num_labels=spec.model.num_labels,
     )
-
-
-def _dtype(spec: EstimateSpec) -> str:
-    return "bfloat16" if spec.precision == "bf16-pure" else "float32"
 
 
 def _held(shapes: ModelShapes, spec: EstimateSpec) -> tuple[ParamInfo, ...]:
@@ -138,7 +105,7 @@ def _held(shapes: ModelShapes, spec: EstimateSpec) -> tuple[ParamInfo, ...]:
     return tuple(
         replace(
             parameter,
-            dtype=_dtype(spec),
+            dtype=weights_dtype(spec.loop.precision),
             trainable=parameter.trainable and not matches(parameter.name, spec.model.freeze),
         )
         for parameter in shapes.parameters

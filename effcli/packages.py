@@ -1,0 +1,25 @@
+"""Packages that only some settings need: imported when wanted, with one clear line where they are not there."""
+
+from __future__ import annotations
+
+import importlib
+
+from effcli.errors import DeviceError, MissingExtraError, first_line
+
+
+def require_package(package: str, wanted_by: str, *, pip: str | None = None) -> None:
+    """Import `package` for `wanted_by`, a flag or an optimizer; `pip` is what installs it, where its name doesn't.
+
+    Raises:
+        MissingExtraError: it is not installed.
+        DeviceError: it is installed but does not load, as with a native library built for another system.
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{wanted_by} needs the package '{package}', which does not import ({first_line(error)}); "
+            f"type: pip install {pip or package}"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise DeviceError(f"{wanted_by}: its package '{package}' does not load: {first_line(error)}") from error
