@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -129,3 +130,9 @@ def format_bytes(num_bytes: int) -> str:
 def format_count(count: int) -> str:
     """Return an integer with thousands separators."""
     return f"{count:,}"
+
+
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first few names in words, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"

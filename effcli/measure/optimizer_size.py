@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from effcli.state_entries import named_parameters_of, states_of, tally
-from effcli.units import MIB, StateAmount, format_bytes, format_count
+from effcli.units import MIB, StateAmount, format_bytes, format_count, listed
 
 if TYPE_CHECKING:
     import torch
-
-_LISTED = 3
-"""Names that a sentence lists before it breaks off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +50,6 @@ class OptimizerSize:
             f"{format_count(self.state_elements)} elements"
         )
         return f"{line}; no state for {listed(self.without_state)}" if self.without_state else line
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """Return the first few of some names in words."""
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 def state_notes(size: OptimizerSize, *, without_gradient: tuple[str, ...], predicted_bytes: int) -> tuple[str, ...]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.recipes import overlay
 from effcli.spec import EstimateSpec, build_estimate_spec
+from effcli.units import listed
 
 DEFAULT_OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "lion8bit", "adamw4bit", "sgd")
 """What is estimated when nothing is asked for: the usual one, and what saves ever more."""
 ALL = "all"
 _EIGHT_BIT = ("keep_32bit", "min_8bit_size", "optim_bits", "is_sparse")
-_NAMED = 3
 
 
 def resolve_estimate(flags: Mapping[str, Any]) -> tuple[EstimateSpec, tuple[str, ...]]:
@@ -39,7 +39,7 @@ def resolve_estimate(flags: Mapping[str, Any]) -> tuple[EstimateSpec, tuple[str,
             taken[index] = overlay(taken[index], setting)
         if having and len(having) < len(entries):
             without = [entry.name for index, entry in enumerate(entries) if index not in having]
-            notes.append(f"{flag} is not for {_listed(without)}.")
+            notes.append(f"{flag} is not for {listed(without)}.")
     return build_estimate_spec({**values, "optim": taken}), tuple(notes)
 
 
@@ -62,8 +62,3 @@ def _has(entry: OptimizerEntry, key: str) -> bool:
     if key == "weight_decay":
         return entry.takes_weight_decay
     return key in entry.defaults or (entry.eight_bit and key in _EIGHT_BIT)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from effcli.report.bars import FILLS, stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
-from effcli.report.text import plain
-from effcli.units import Basis, format_bytes, format_count
+from effcli.report.text import parameter_counts, plain
+from effcli.units import Basis, format_bytes, listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,15 +42,10 @@ def render_estimate(record: EstimateRecord, console: Console, *, notes: bool) ->
 
 def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
     model = record.model
-    frozen = model.num_parameters - model.num_trainable_parameters
     yield "type", f"{model.architecture}, {model.task}"
-    yield (
-        "parameters",
-        f"{format_count(model.num_trainable_parameters)} trainable + {format_count(frozen)} frozen = "
-        f"{format_count(model.num_parameters)}, in {format_count(model.num_parameter_tensors)} tensors",
-    )
+    yield "parameters", parameter_counts(model)
     if record.tied:
-        yield "tied", f"counted once: {', '.join(record.tied[:3])}{', ...' if len(record.tied) > 3 else ''}"
+        yield "tied", f"counted once: {listed(record.tied)}"
     yield "precision", record.precision
     yield "weights", format_bytes(model.weights_bytes)
     yield "gradients", format_bytes(model.gradients_bytes)

@@ -18,7 +18,7 @@ from rich.text import Text
 from effcli.measure.record import NvmlFacts, RunRecord
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
-from effcli.report.text import plain, rate
+from effcli.report.text import count, parameter_counts, plain, rate
 from effcli.run_folder import RunFolder
 from effcli.units import format_bytes, format_count
 
@@ -47,7 +47,7 @@ def _headline(record: RunRecord) -> Text:
     title = Text(f"effcli {plain(record.command)}: ", style="bold")
     title.append(record.status, style=_LOOK_OF_STATUS.get(record.status, "bold red"))
     if record.status in ("planned", "completed"):
-        title.append(f", {_count(record.total_updates, 'update')}")
+        title.append(f", {count(record.total_updates, 'update')}")
     else:
         title.append(f" after update {format_count(done)} of {format_count(record.total_updates)}")
     if record.failure:
@@ -58,22 +58,19 @@ def _headline(record: RunRecord) -> Text:
 def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
     model, batch, data, environment = record.model, record.batch, record.data, record.environment
     loop = record.spec.get("loop", {})
-    frozen = model.num_parameters - model.num_trainable_parameters
     device_name = environment.get("device_name")
     yield "model", model.name
     yield "type", f"{model.architecture}, {model.task}"
-    parts = f"{format_count(model.num_trainable_parameters)} trainable + {format_count(frozen)} frozen"
-    tensors = _count(model.num_parameter_tensors, "tensor")
-    yield "parameters", f"{parts} = {format_count(model.num_parameters)}, in {tensors}"
+    yield "parameters", parameter_counts(model)
     engine, precision = loop.get("engine", NOT_AVAILABLE), loop.get("precision", NOT_AVAILABLE)
     device = f"{environment.get('device', NOT_AVAILABLE)}{f' ({device_name})' if device_name else ''}"
     yield "run", f"{record.optimizer.name}, engine {engine}, {precision}, on {device}"
     processes = f" x {batch.world_size}" if batch.world_size > 1 else ""
     yield "batch", f"{batch.micro} x {batch.accum}{processes} = {batch.effective} rows per update"
     for group in record.groups:
-        elements = f"{_count(group.num_tensors, 'tensor')}, {_count(group.num_elements, 'element')}"
+        elements = f"{count(group.num_tensors, 'tensor')}, {count(group.num_elements, 'element')}"
         yield "decay", f"{group.weight_decay:g} on {elements}"
-    rows = [_count(data.train_rows, "training row"), _count(data.eval_rows, "evaluation row")]
+    rows = [count(data.train_rows, "training row"), count(data.eval_rows, "evaluation row")]
     left_out = ((data.truncated_rows, "cut"), (data.skipped_rows, "left out"))
     yield "data", ", ".join(rows + [f"{format_count(number)} {what}" for number, what in left_out if number])
 
@@ -196,10 +193,6 @@ def _results(record: RunRecord) -> Iterable[tuple[str, str]]:
         yield "record", str(folder.record)
         if record.status == "completed":
             yield "model", str(folder.model)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _decimals(value: float | None) -> str:

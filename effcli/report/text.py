@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from effcli.units import format_count
+
+if TYPE_CHECKING:
+    from effcli.measure.record import ModelFacts
+
 
 def plain(text: str) -> str:
     """Return `text` on one line; control characters and other unprintable ones become backslash escapes."""
@@ -26,3 +33,17 @@ def duration(seconds: float) -> str:
 def rate(lr: float) -> str:
     """Return a learning rate with two significant digits, such as `4.6e-05`."""
     return f"{lr:.2g}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 tensor` or `1,204 tensors`."""
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def parameter_counts(model: ModelFacts) -> str:
+    """Return trainable, frozen and total parameters, and in how many tensors they are."""
+    frozen = model.num_parameters - model.num_trainable_parameters
+    return (
+        f"{format_count(model.num_trainable_parameters)} trainable + {format_count(frozen)} frozen = "
+        f"{format_count(model.num_parameters)}, in {count(model.num_parameter_tensors, 'tensor')}"
+    )
