@@ -159,9 +159,10 @@ def describe_adapters(model: Any, settings: ModelSpec, task: str) -> str:
     layers = model.base_model.targeted_module_names
     names = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     head = head_names(plain_model(model), task)
+    where = f"{len(layers)} layer{'s' if len(layers) > 1 else ''} ({names})"
     trained = f"; the head ({', '.join(head)}) is trained too" if head else ""
     return (
-        f"LoRA of rank {settings.lora_r}, alpha {lora_alpha(settings):g}, on {len(layers)} layers ({names}){trained}; "
+        f"LoRA of rank {settings.lora_r}, alpha {lora_alpha(settings):g}, on {where}{trained}; "
         "everything else is frozen. Adapters are float32 in every precision."
     )
 
