@@ -138,9 +138,8 @@ class OptimSpec(Section):
     """Decay of weights; biases and normalisation layers are never decayed."""
     keep_32bit: tuple[Text, ...] = ()
     """Patterns of parameter names whose 8-bit state stays in 32 bit; without a wildcard, a part of the name."""
-    min_8bit_size: int = Field(default=4096, ge=1, le=LARGEST)
-    """Parameters with fewer elements keep 32-bit state in 8-bit optimizers."""
-
+    min_8bit_size: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Parameters with fewer elements keep 32-bit state in 8-bit optimizers; none means 4,096."""
     optim_bits: Literal[8, 32] | None = None
     """Bits of the state of bitsandbytes' optimizers; none means what the name says."""
     overrides: dict[Text, dict[Text, Scalar]] = Field(default_factory=dict)

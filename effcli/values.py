@@ -9,6 +9,8 @@ from typing import Any
 
 Scalar = bool | int | float | str
 
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
 _LONGEST_INTEGER = 4300
 """Digits at which Python refuses to read an integer."""
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -57,3 +59,46 @@ def scalars(value: Any, example: str) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} is no set of keys with values; write {example}")
     return {key: as_scalar(key, given) for key, given in value.items()}
+
+
+def to_bool(value: Any) -> bool | None:
+    """Return the boolean that a value or its writing means; None where it means none."""
+    word = str(value).strip().lower()
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
+def to_int(value: Any) -> int | None:
+    """Return a whole number or the one that a text writes; None for anything else, `1.0` and `true` too."""
+    try:
+        return None if isinstance(value, bool | float) else int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def to_float(value: Any) -> float | None:
+    """Return a finite number or the one that a text writes; None for anything else, `true` too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def to_number(value: Any) -> int | float | None:
+    """Return a whole number where that is what is written, else a finite one; None for anything else."""
+    whole = to_int(value)
+    return to_float(value) if whole is None else whole
+
+
+def to_numbers(value: Any) -> tuple[float, ...] | None:
+    """Return the numbers of a list, or of a text with commas in it; None where one of them is none."""
+    items = value.strip(" ()[]").split(",") if isinstance(value, str) else value
+    numbers = [to_number(item) for item in items] if isinstance(items, list | tuple) else [None]
+    return None if None in numbers else tuple(number for number in numbers if number is not None)
+
+
+def to_text(value: Any) -> str | None:
+    """Return a text that is not empty; None for anything else."""
+    return value if isinstance(value, str) and value else None

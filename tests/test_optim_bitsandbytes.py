@@ -132,7 +132,7 @@ def test_distilbert_takes_the_published_bytes_with_one_table_per_state(name: str
     tables = 1024 * len({"state1", "state2"} & set(size.tensors)) if eight else 0
     assert size.shared_bytes == predicted.shared_bytes == tables
     assert (predicted.num_quantised, predicted.num_parameters) == (15 if eight else 0, 40)
-    assert entry.rule_of_thumb_bytes(139_458) == pytest.approx(size.state_bytes, rel=0.07)
+    assert entry.rule_of_thumb_bytes(139_458, resolve_hyper(entry, spec)) == pytest.approx(size.state_bytes, rel=0.07)
 
 
 @pytest.mark.parametrize("bits", [8, 32])

@@ -171,8 +171,8 @@ def test_is_sparse_is_passed_on_changes_nothing_and_that_is_said() -> None:
         }
         assert configs["special.weight"].get("is_sparse") is (True if sparse else None)
         assert "is_sparse" not in configs["plain.weight"]
-        assert len(override_notes(hyper)) == sparse
-        assert all("no effect" in note for note in override_notes(hyper))
+        assert len(override_notes(entry, hyper)) == sparse
+        assert all("no effect" in note for note in override_notes(entry, hyper))
     assert torch.equal(outcomes[True], outcomes[False])
 
 

@@ -20,7 +20,7 @@ from effcli.errors import UsageError
 from effcli.measure.record import RunRecord
 from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import resolve_hyper
-from effcli.optim.modes import set_to_train, weights_to_use
+from effcli.optim.modes import set_to_train, evaluation_weights
 from effcli.optim.registry import find
 from effcli.report.progress import QuietProgress
 from effcli.spec import OptimSpec
@@ -97,7 +97,7 @@ def test_weights_come_back_bit_for_bit_where_upstream_rounds_even_after_an_error
     inside = []
 
     def fail() -> None:
-        with weights_to_use(optimizer):
+        with evaluation_weights(optimizer):
             inside.append(weight.detach().clone())
             raise KeyError
 
@@ -113,7 +113,7 @@ def test_weights_come_back_bit_for_bit_where_upstream_rounds_even_after_an_error
 def test_the_average_is_found_behind_the_wrapper_of_accelerate() -> None:
     weight, optimizer = stepped_sgd(torch.float32)
     before = weight.detach().clone()
-    with weights_to_use(Accelerator(cpu=True).prepare(optimizer)):
+    with evaluation_weights(Accelerator(cpu=True).prepare(optimizer)):
         assert not torch.equal(weight, before)
 
 
@@ -121,7 +121,7 @@ def test_an_optimizer_without_modes_is_left_alone() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     set_to_train(Accelerator(cpu=True).prepare(optimizer))
-    with weights_to_use(optimizer):
+    with evaluation_weights(optimizer):
         weight.data.add_(1.0)
     assert weight.tolist() == [2.0, 2.0, 2.0]
 

@@ -105,6 +105,7 @@ def test_a_source_file_keeps_the_house_rules(path: Path) -> None:
 
 def test_the_help_says_where_the_optimizers_are_listed_and_names_the_true_defaults() -> None:
     from effcli.cli import options
+    from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE
     from effcli.spec import RunSpec
 
     help_of = {
@@ -113,7 +114,7 @@ def test_the_help_says_where_the_optimizers_are_listed_and_names_the_true_defaul
     assert "effcli optimizers" in help_of["Optim"]
     spec = RunSpec()
     for option, default in {
-        "Optim": spec.optim.name, "WeightDecay": spec.optim.weight_decay, "Min8bitSize": spec.optim.min_8bit_size,
+        "Optim": spec.optim.name, "WeightDecay": spec.optim.weight_decay, "Min8bitSize": DEFAULT_MIN_8BIT_SIZE,
         "Engine": spec.loop.engine, "Device": spec.loop.device, "Precision": spec.loop.precision,
         "BatchSize": spec.loop.batch_size, "Accum": spec.loop.accum, "Epochs": spec.loop.epochs,
         "Scheduler": spec.loop.scheduler, "WarmupRatio": f"{spec.loop.warmup_ratio:g}", "Seed": spec.loop.seed,

@@ -21,7 +21,7 @@ def test_nothing_given_is_the_documented_defaults() -> None:
     spec = build_spec({})
     assert spec == RunSpec()
     assert spec.uses_builtin_demo
-    assert (spec.optim.name, spec.optim.weight_decay, spec.optim.min_8bit_size) == ("adamw", 0.01, 4096)
+    assert (spec.optim.name, spec.optim.weight_decay, spec.optim.min_8bit_size) == ("adamw", 0.01, None)
     loop = spec.loop
     assert (loop.batch_size, loop.accum, loop.epochs, loop.max_steps, loop.seed) == (8, 1, 3, None, 42)
     assert (loop.scheduler, loop.warmup_ratio, loop.max_grad_norm) == ("linear", 0.0, 1.0)

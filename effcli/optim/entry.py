@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from effcli.optim.ranges import Range
 from effcli.units import Basis, ParamInfo, StateTensor
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ class OptimizerEntry:
     """Hyperparameters with their default; the only ones accepted. A default of None means "a number, or none"."""
     hyper_help: Mapping[str, str] = field(default_factory=dict)
     """What a hyperparameter does, where its name alone doesn't say it."""
-    eight_bit: bool = False
-    """Whether `--optim-bits`, `--min-8bit-size` and `--keep-32bit` mean something to it."""
-    default_bits: Literal[8, 32] = 8
-    """What `--optim-bits` is when not given; read only for 8-bit entries."""
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    """What a hyperparameter may be, beside what `FLAGGED` says of those with a flag; None is always in range."""
+    override_notes: Mapping[str, str] = field(default_factory=dict)
+    """What should be said aloud where a hyperparameter is overridden for some parameters."""
+    bits: Literal[8, 32] | None = None
+    """What `--optim-bits` is when not given; None where the state has no 8-bit form that it could choose."""
     takes_weight_decay: bool = True
     settle: Callable[[dict[str, Any], frozenset[str]], dict[str, Any]] = _as_given
     """Hyperparameters and the names that the user gave -> final hyperparameters. Raises UsageError for conflicts."""
@@ -85,3 +88,8 @@ class OptimizerEntry:
     """Where the layout comes from: a law, or a probe of the class."""
     cpu_note: str | None = None
     """What differs on a CPU and should be said aloud."""
+
+    @property
+    def eight_bit(self) -> bool:
+        """Return whether `--optim-bits`, `--min-8bit-size` and `--keep-32bit` mean something to it."""
+        return self.bits is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError
@@ -114,7 +114,7 @@ def split_groups(groups: Groups, hyper: Hyper) -> list[dict[str, Any]]:
     apart: list[dict[str, Any]] = []
     for group in unique:
         kinds: dict[tuple[tuple[str, Any], ...], list[tuple[Any, ...]]] = {}
-        for row in zip(*(group[key] for key in PER_PARAMETER), strict=True):
+        for row in _rows(group):
             kinds.setdefault(tuple(sorted(values_for(row[1], hyper).items())), []).append(row)
         for kind, rows in kinds.items():
             values = dict(kind)
@@ -143,5 +143,22 @@ def upstream_groups(
     return made
 
 
-def _columns(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    return {key: list(column) for key, column in zip(PER_PARAMETER, zip(*rows, strict=True), strict=True)}
+def partition(
+    group: Mapping[str, Any], belongs: Callable[[Sequence[int], bool], bool]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return two groups with the options of one: the parameters that belong, by shape and `hidden`, and the rest.
+
+    Either may be without parameters.
+    """
+    rows: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
+    for param, name, hidden in _rows(group):
+        rows[belongs(param.shape, hidden)].append((param, name, hidden))
+    return dict(group) | _columns(rows[True]), dict(group) | _columns(rows[False])
+
+
+def _rows(group: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(group[key] for key in PER_PARAMETER), strict=True)
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {key: [row[index] for row in rows] for index, key in enumerate(PER_PARAMETER)}

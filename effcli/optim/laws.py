@@ -1,9 +1,11 @@
-"""Building blocks of state laws: what upstream's common allocations take. No torch."""
+"""Building blocks of entries: what upstream's common allocations take, and what Adam's kin have in common. No torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from effcli.optim.entry import Hyper
 from effcli.units import DTYPE_BYTES, ParamInfo, Placement, Role, StateTensor
 
 TORCH_STEP = StateTensor(key="step", num_elements=1, num_bytes=4, role=Role.STEP, placement=Placement.HOST)
@@ -11,6 +13,15 @@ TORCH_STEP = StateTensor(key="step", num_elements=1, num_bytes=4, role=Role.STEP
 
 PYTHON_STEP = StateTensor(key="step", num_elements=1, num_bytes=0, role=Role.STEP, placement=Placement.HOST)
 """A plain Python number: one element, no storage."""
+
+
+ADAM_DEFAULTS = {"lr": 5e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+"""Upstream's, but the rate at which transformers' Trainer fine-tunes, where theirs are for training from scratch."""
+
+
+def bytes_per_parameter(num_bytes: int) -> Callable[[int, Hyper], int]:
+    """Return the rule of thumb that an optimizer takes so many bytes per trained parameter."""
+    return lambda num_parameters, hyper: num_bytes * num_parameters
 
 
 def width(param: ParamInfo) -> int:

@@ -22,7 +22,7 @@ def set_to_train(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextmanager
-def weights_to_use(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def evaluation_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Hold the model at the weights to evaluate and to save, then put back bit for bit those it trains with.
 
     Going there and back by the optimizer's own methods rounds, bf16 weights coarsely, so that evaluating would change

@@ -21,7 +21,7 @@ from effcli.optim.patterns import check_patterns, matches
 if TYPE_CHECKING:
     import torch
 
-    from effcli.optim.entry import Hyper
+    from effcli.optim.entry import Hyper, OptimizerEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,10 @@ def _differ(one: Override, other: Override) -> bool:
     return any(key in one.values and one.values[key] != value for key, value in other.values.items())
 
 
-def override_notes(hyper: Hyper) -> tuple[str, ...]:
-    """Return what should be said aloud about the overrides: that `is_sparse` does nothing."""
-    if not any("is_sparse" in override.values for override in hyper.get("overrides", ())):
-        return ()
-    return ("is_sparse is passed on to bitsandbytes, where nothing reads it (0.50): it has no effect.",)
+def override_notes(entry: OptimizerEntry, hyper: Hyper) -> tuple[str, ...]:
+    """Return what should be said aloud about the overrides, once each: where one of them has no effect."""
+    keys = [key for override in hyper.get("overrides", ()) for key in override.values]
+    return tuple(dict.fromkeys(entry.override_notes[key] for key in keys if key in entry.override_notes))
 
 
 def override_config(

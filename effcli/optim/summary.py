@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from effcli.flags import FLAG_OF
 from effcli.optim.entry import OptimizerEntry, Schedule
-from effcli.optim.hyper import default_hyper
+from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE, default_hyper, flag_of
 from effcli.units import Basis, ParamInfo, Placement, Role, StateTensor
 
 REFERENCE_SHAPE = (4096, 4096)
@@ -121,7 +120,11 @@ class OptimizerPage(OptimizerOverview):
 
 
 def overview(entry: OptimizerEntry, shape: tuple[int, int] = REFERENCE_SHAPE) -> OptimizerOverview:
-    """Return the entry's line, with the state that it gives a matrix of `shape` when nothing is configured."""
+    """Return the entry's line, with the state that it gives a matrix of `shape` when nothing is configured.
+
+    Raises:
+        UsageError: for a class by its path that has an argument without default, or that cannot be probed.
+    """
     layouts = {dtype: _layout(entry, shape, dtype) for dtype in WEIGHT_DTYPES}
     state_bytes = {dtype: sum(tensor.num_bytes for tensor in layout) for dtype, layout in layouts.items()}
     package = entry.package or "torch"
@@ -140,7 +143,11 @@ def overview(entry: OptimizerEntry, shape: tuple[int, int] = REFERENCE_SHAPE) ->
 
 
 def page(entry: OptimizerEntry) -> OptimizerPage:
-    """Return everything about one entry."""
+    """Return everything about one entry.
+
+    Raises:
+        UsageError: see `overview`.
+    """
     line = overview(entry)
     examples = tuple(_example(entry, shape) for shape in EXAMPLE_SHAPES)
     shared = {tensor.key: max(tensor.bytes.values()) for e in examples for tensor in e.tensors if tensor.shared}
@@ -220,13 +227,13 @@ def _settings(entry: OptimizerEntry) -> tuple[Setting, ...]:
     if entry.takes_weight_decay:
         values["weight_decay"] = OptimSpec().weight_decay
     if entry.eight_bit:
-        values |= {"optim_bits": entry.default_bits, "min_8bit_size": OptimSpec().min_8bit_size, "keep_32bit": None}
+        values |= {"optim_bits": entry.bits, "min_8bit_size": DEFAULT_MIN_8BIT_SIZE, "keep_32bit": None}
     texts: Mapping[str, str] = {**_HYPER_HELP, **entry.hyper_help}
     return tuple(
         Setting(
             name=name,
             default=default,
-            flag=FLAG_OF.get(f"optim.{name}", f"--optim-arg {name}="),
+            flag=flag_of(name),
             help=texts.get(name, ""),
         )
         for name, default in values.items()

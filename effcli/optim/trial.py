@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from effcli.errors import first_line
 from effcli.optim.entry import Hyper, OptimizerEntry
 
+if TYPE_CHECKING:
+    import torch
+
 _MATRIX, _VECTOR = (64, 64), (64,)
 """4,096 elements, the size from which 8-bit optimizers use their 8-bit kernels, and a size at which they don't."""
+
+
+def trial_group(
+    params: Sequence[torch.nn.Parameter], *, hidden: bool = True, weight_decay: float = 0.0
+) -> dict[str, Any]:
+    """Return one parameter group as `decay_groups` makes them, of parameters that no model has."""
+    return {
+        "params": list(params),
+        "names": [f"trial.{index}" for index in range(len(params))],
+        "hidden": [hidden] * len(params),
+        "weight_decay": weight_decay,
+    }
 
 
 def trial_step(entry: OptimizerEntry, hyper: Hyper, device: str, dtype: str) -> None:
@@ -22,9 +40,7 @@ def trial_step(entry: OptimizerEntry, hyper: Hyper, device: str, dtype: str) -> 
     params = [torch.nn.Parameter(torch.ones(shape, device=device, dtype=getattr(torch, dtype))) for shape in shapes]
     for param in params:
         param.grad = torch.rand_like(param) + 0.5
-    names = [f"trial.{index}" for index in range(len(params))]
-    group = {"params": params, "names": names, "hidden": [True] * len(params), "weight_decay": 0.0}
-    optimizer = entry.build([group], {**hyper, "overrides": ()})
+    optimizer = entry.build([trial_group(params)], {**hyper, "overrides": ()})
     try:
         optimizer.step()
     except Exception as error:  # upstream raises whatever its backend raises

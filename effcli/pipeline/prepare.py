@@ -74,7 +74,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)
     registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
-    say(*override_notes(hyper))
+    say(*override_notes(entry, hyper))
     if spec.uses_builtin_demo:
         say(
             "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "

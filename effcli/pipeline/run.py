@@ -28,7 +28,7 @@ from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
-from effcli.optim.modes import weights_to_use
+from effcli.optim.modes import evaluation_weights
 from effcli.pipeline.build import Built, build_scheduler
 from effcli.pipeline.guards import explained_out_of_memory, refuse_weights_that_are_not_finite, without_cache
 from effcli.pipeline.prepare import Prepared
@@ -165,7 +165,7 @@ class Run:
                     engine.run(job)
                 else:
                     self._begin()
-            with weights_to_use(self._optimizer):
+            with evaluation_weights(self._optimizer):
                 refuse_weights_that_are_not_finite(self._model)
                 write_folder(self._folder.model, self._save_model)
         except BaseException as error:
@@ -204,7 +204,7 @@ class Run:
             return None
 
         def score() -> EvalResult:
-            with weights_to_use(self._optimizer):
+            with evaluation_weights(self._optimizer):
                 return evaluate(
                     self._model, loader, self._window_loss, device=prepared.device, precision=loop.precision
                 )

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import EffcliError, UsageError, first_line
-from effcli.flags import FLAG_OF
 from effcli.optim.by_path.load import load_class
 from effcli.optim.by_path.signature import WEIGHT_DECAY, Argument, arguments_of, needed_for_a_step, takes_weight_decay
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule
+from effcli.optim.groups import upstream_groups
+from effcli.optim.hyper import flag_of
+from effcli.optim.modes import set_to_train
 from effcli.units import Basis, ParamInfo, StateTensor
 
 if TYPE_CHECKING:
@@ -87,8 +89,10 @@ class _ClassByPath:
         """
         for name in (argument.keyword for argument in self.arguments if argument.required):
             if hyper[name] is None:
-                flag = FLAG_OF.get(f"optim.{name}", f"--optim-arg {name}=")
-                raise UsageError(f"optimizer '{self.path}' needs '{name}', which has no default; give {flag}")
+                raise UsageError(
+                    f"optimizer '{self.path}' needs '{name}', which has no default; "
+                    f"give {flag_of(name)} to effcli train or effcli estimate"
+                )
         return hyper
 
     def __call__(self, groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
@@ -97,9 +101,6 @@ class _ClassByPath:
         Raises:
             UsageError: the class refuses the parameters or the hyperparameters, or knows no learning rate.
         """
-        from effcli.optim.groups import upstream_groups
-        from effcli.optim.modes import set_to_train
-
         keywords = {a.keyword: a.value(hyper) for a in self.arguments if not (a.inherited and a.is_default(hyper))}
         decay = {WEIGHT_DECAY: 0.0} if self.has_decay else {}
         with redirect_stdout(sys.stderr):  # some classes print, which would spoil a JSON document

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _LISTED = 8
+"""Classes named in a message, which should stay within a few lines of a terminal."""
 
 
 def load_class(path: str) -> type[torch.optim.Optimizer]:

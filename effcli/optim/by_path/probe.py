@@ -30,7 +30,9 @@ from effcli.optim.by_path.step import Builder, Kept, Layout, Probe, Stepped, ste
 from effcli.units import Placement, StateTensor
 
 _LARGEST_REAL = 2**26
+"""Elements: with state, weight and gradient of a few bytes each about 1 GiB and seconds on a CPU."""
 _LARGEST_STATE = 2**30
+"""Bytes: what an estimate may take beside a desktop without being noticed."""
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from effcli.errors import UsageError
 from effcli.optim.by_path.stand_ins import Shape
 from effcli.optim.entry import Groups, Hyper
+from effcli.optim.trial import trial_group
 from effcli.units import Role
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from effcli.state_entries import Tally
 
 _SEED = 0
+"""Any fixed one: a layout is kept for the whole process, so it must not depend on earlier draws."""
 _WEIGHT_SIZE = 0.02
 """Standard deviation of the weights, that of a freshly made transformer."""
 
@@ -81,14 +83,8 @@ def step(probe: Probe, shape: Shape, *, copies: int = 1, without_data: bool = Fa
     """
     with _undisturbed():
         params = [_parameter(shape, probe.dtype, seed, without_data) for seed in range(copies)]
-        names = [f"probe.{index}" for index in range(copies)]
         hyper = dict(probe.hyper)
-        group = {
-            "params": params,
-            "names": names,
-            "hidden": [probe.hidden] * copies,
-            "weight_decay": hyper.get("weight_decay", 0.0),
-        }
+        group = trial_group(params, hidden=probe.hidden, weight_decay=hyper.get("weight_decay", 0.0))
         error = None
         try:
             optimizer = probe.build([group], {**hyper, "overrides": ()})
@@ -98,7 +94,7 @@ def step(probe: Probe, shape: Shape, *, copies: int = 1, without_data: bool = Fa
             optimizer.step()
         except Exception as failure:
             error = failure
-        return Stepped(layouts=_layouts(optimizer, names, params, without_data), error=error)
+        return Stepped(layouts=_layouts(optimizer, group["names"], params, without_data), error=error)
 
 
 @contextmanager

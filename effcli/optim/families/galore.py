@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
+from effcli.optim.building import named, with_betas
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.families.torch_adam import named, with_betas
-from effcli.optim.laws import PYTHON_STEP, full, sized, width
+from effcli.optim.groups import partition, upstream_groups
+from effcli.optim.laws import ADAM_DEFAULTS, PYTHON_STEP, full, sized, width
+from effcli.optim.ranges import ABOVE_0, AT_LEAST_1, one_of
 from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:
@@ -16,25 +17,20 @@ if TYPE_CHECKING:
 
 _PROJECTION = ("rank", "update_proj_gap", "scale", "proj_type")
 """Options whose presence in a group makes upstream project it."""
-_SIDES = ("std", "reverse_std", "left", "right", "full")
 
 
 def _build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
     """Return one optimizer over groups that are each projected or plain AdamW."""
     from galore_torch import GaLoreAdamW
 
-    from effcli.optim.groups import PER_PARAMETER, upstream_groups
-
-    arguments = with_betas("correct_bias")
+    arguments = with_betas("eps", "correct_bias")
     parts: list[dict[str, Any]] = []
     for group in upstream_groups(groups, hyper, arguments):
-        rows = list(zip(*(group[key] for key in PER_PARAMETER), strict=True))
-        for projected in (False, True):
-            kept = [row for row in rows if _is_projected(row[0].shape, row[2], hyper["rank"]) is projected]
-            if kept:
-                columns = {key: [row[index] for row in kept] for index, key in enumerate(PER_PARAMETER)}
-                parts.append({**group, **columns, **(named(*_PROJECTION)(hyper) if projected else {})})
-    optimizer: torch.optim.Optimizer = GaLoreAdamW(parts, **arguments(hyper), no_deprecation_warning=True)
+        projected, rest = partition(group, lambda shape, hidden: _is_projected(shape, hidden, hyper["rank"]))
+        parts += [rest, {**projected, **named(*_PROJECTION)(hyper)}]
+    optimizer: torch.optim.Optimizer = GaLoreAdamW(
+        [part for part in parts if part["params"]], **arguments(hyper), no_deprecation_warning=True
+    )
     optimizer.register_state_dict_post_hook(_pack_projectors)
     optimizer.register_load_state_dict_post_hook(_unpack_projectors)
     return optimizer
@@ -109,15 +105,6 @@ def _layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     )
 
 
-def _settle(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-    for name in ("rank", "update_proj_gap"):
-        if hyper[name] < 1:
-            raise UsageError(f"galore-adamw: {name} must be at least 1, got {hyper[name]}")
-    if hyper["proj_type"] not in _SIDES:
-        raise UsageError(f"galore-adamw: proj_type must be one of {', '.join(_SIDES)}, got '{hyper['proj_type']}'")
-    return hyper
-
-
 _LEFT = "(proj_type == 'left' or proj_type == ('std' if rows < columns else 'reverse_std'))"
 _FORMULA = (
     "2*w*n if not hidden or dims != 2 or min(rows, columns) <= rank else "
@@ -142,9 +129,7 @@ ENTRIES = (
         package="galore_torch",
         pip="galore-torch",
         defaults={
-            "lr": 5e-5,
-            "beta1": 0.9,
-            "beta2": 0.999,
+            **ADAM_DEFAULTS,
             "eps": 1e-6,
             "correct_bias": True,
             "rank": 128,
@@ -158,7 +143,12 @@ ENTRIES = (
             "scale": "of a projected update, beside the learning rate",
             "proj_type": "side that is projected: std the shorter one, reverse_std the longer one, left, right, full",
         },
-        settle=_settle,
+        ranges={
+            "rank": AT_LEAST_1,
+            "update_proj_gap": AT_LEAST_1,
+            "scale": ABOVE_0,
+            "proj_type": one_of("std", "reverse_std", "left", "right", "full"),
+        },
         build=_build,
         state_layout=_layout,
     ),

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.families.torch_adam import named, with_betas
-from effcli.optim.laws import full, num_columns, num_rows, sized, width
+from effcli.optim.building import Arguments, builder, with_betas
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.laws import ADAM_DEFAULTS, bytes_per_parameter, full, num_columns, num_rows, sized, width
+from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, DECAY, Range
 from effcli.units import ParamInfo, StateTensor
-
-if TYPE_CHECKING:
-    import torch
 
 Layout = Callable[[ParamInfo, Hyper], tuple[StateTensor, ...]]
 
 
-def _builder(
-    class_name: str, arguments: Callable[[Hyper], Mapping[str, Any]]
-) -> Callable[[Groups, Hyper], torch.optim.Optimizer]:
-    def build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
-        import pytorch_optimizer
-
-        from effcli.optim.groups import upstream_groups
-
-        optimizer: torch.optim.Optimizer = getattr(pytorch_optimizer, class_name)(
-            upstream_groups(groups, hyper, arguments), **arguments(hyper)
-        )
-        return optimizer
-
-    return build
-
-
-def _lion_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {"lr": hyper["lr"], "betas": (hyper["beta1"], hyper["beta2"])}
-
-
 def _came_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {
-        "betas": (hyper["beta1"], hyper["beta2"], hyper["beta3"]),
-        "eps1": hyper["eps"],
-        **named("lr", "eps2", "clip_threshold")(hyper),
-    }
-
-
-def _adan_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {"betas": (hyper["beta1"], hyper["beta2"], hyper["beta3"]), **named("lr", "eps")(hyper)}
+    return {"eps1": hyper["eps"], **with_betas("eps2", "clip_threshold", count=3)(hyper)}
 
 
 def _full_states(*keys: str) -> Layout:
@@ -97,10 +67,11 @@ def _entry(
     law: str,
     formula: str,
     defaults: Mapping[str, Any],
-    arguments: Callable[[Hyper], Mapping[str, Any]],
+    arguments: Arguments,
     layout: Layout,
     aliases: tuple[str, ...] = (),
     hyper_help: Mapping[str, str] | None = None,
+    ranges: Mapping[str, Range] | None = None,
     states: int | None = None,
 ) -> OptimizerEntry:
     """Return an entry; `states` of the weight's size give the rule of thumb for float32 weights."""
@@ -115,8 +86,9 @@ def _entry(
         pip="pytorch-optimizer",
         defaults=defaults,
         hyper_help=hyper_help or {},
-        rule_of_thumb_bytes=None if states is None else lambda num_parameters, hyper: 4 * states * num_parameters,
-        build=_builder(class_name, arguments),
+        ranges=ranges or {},
+        rule_of_thumb_bytes=None if states is None else bytes_per_parameter(4 * states),
+        build=builder("pytorch_optimizer", class_name, arguments),
         state_layout=layout,
     )
 
@@ -132,7 +104,7 @@ ENTRIES = (
         formula="w*n",
         # Every element moves by lr: the authors advise a third to a tenth of AdamW's rate.
         defaults={"lr": 1e-5, "beta1": 0.9, "beta2": 0.99},
-        arguments=_lion_arguments,
+        arguments=with_betas(),
         layout=_full_states("exp_avg"),
         states=1,
     ),
@@ -146,9 +118,9 @@ ENTRIES = (
         law="Two moments of the weight's shape and dtype (the second in float32 for fp16 weights), and for bf16 and "
         "fp16 weights, unless kahan_sum=false, the rounding that the next update makes up for; no step.",
         formula="2*w*n if w == 4 or not kahan_sum else 3*w*n",
-        defaults={"lr": 5e-5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "kahan_sum": True},
+        defaults={**ADAM_DEFAULTS, "beta2": 0.99, "kahan_sum": True},
         hyper_help={"kahan_sum": "for bf16 weights, carry over what an update lost to rounding: a third state"},
-        arguments=with_betas("kahan_sum"),
+        arguments=with_betas("eps", "kahan_sum"),
         layout=_stable_adamw_layout,
         states=2,
     ),
@@ -162,9 +134,7 @@ ENTRIES = (
         "with fewer a full second moment, and the RMS; all in the weight's dtype; no step.",
         formula="w*(n + (2*(rows + columns) if dims >= 2 else n) + 1)",
         defaults={
-            "lr": 5e-5,
-            "beta1": 0.9,
-            "beta2": 0.999,
+            **ADAM_DEFAULTS,
             "beta3": 0.9999,
             "eps": 1e-30,
             "eps2": 1e-16,
@@ -176,6 +146,7 @@ ENTRIES = (
             "eps2": "added to the squared residual",
             "clip_threshold": "largest RMS of an update before the learning rate",
         },
+        ranges={"beta3": DECAY, "eps2": AT_LEAST_0, "clip_threshold": ABOVE_0},
         arguments=_came_arguments,
         layout=_came_layout,
     ),
@@ -194,7 +165,8 @@ ENTRIES = (
             "beta2": "of gradient differences",
             "beta3": "of the squared, corrected gradient",
         },
-        arguments=_adan_arguments,
+        ranges={"beta3": DECAY},
+        arguments=with_betas("eps", count=3),
         layout=_full_states("exp_avg", "exp_avg_sq", "exp_avg_diff", "previous_grad"),
         states=4,
     ),
@@ -206,8 +178,8 @@ ENTRIES = (
         summary="AdaBelief: Adam that divides by how far a gradient is from its expectation; decoupled decay.",
         law="A first moment and a variance of the weight's shape and dtype; no step.",
         formula="2*w*n",
-        defaults={"lr": 5e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-16},
-        arguments=with_betas(),
+        defaults={**ADAM_DEFAULTS, "eps": 1e-16},
+        arguments=with_betas("eps"),
         layout=_full_states("exp_avg", "exp_avg_var"),
         states=2,
     ),
@@ -221,10 +193,8 @@ ENTRIES = (
         "no step.",
         formula="4*w*n",
         defaults={
+            **ADAM_DEFAULTS,
             "lr": 1.0,
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "eps": 1e-8,
             "d0": 1e-6,
             "d_coef": 1.0,
             "bias_correction": False,
@@ -236,7 +206,8 @@ ENTRIES = (
             "d_coef": "factor on its estimate of the rate: below 1 for smaller steps",
             "safeguard_warmup": "keep a warm-up of lr out of the estimate",
         },
-        arguments=with_betas("d0", "d_coef", "bias_correction", "safeguard_warmup"),
+        ranges={"d0": ABOVE_0, "d_coef": ABOVE_0},
+        arguments=with_betas("eps", "d0", "d_coef", "bias_correction", "safeguard_warmup"),
         layout=_full_states("s", "p0", "exp_avg", "exp_avg_sq"),
         states=4,
     ),

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from effcli.errors import UsageError
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.families.torch_adam import named, with_betas
-from effcli.optim.laws import full
+from effcli.optim.building import builder, named, with_betas
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.laws import ADAM_DEFAULTS, bytes_per_parameter, full
+from effcli.optim.modes import set_to_train
+from effcli.optim.ranges import AT_LEAST_0, Range
 from effcli.units import ParamInfo, StateTensor
-
-if TYPE_CHECKING:
-    import torch
 
 _AVERAGING = ("warmup_steps", "r", "weight_lr_power")
 
 
-def _builder(class_name: str, arguments: Callable[[Hyper], dict[str, Any]]) -> Callable[[Groups, Hyper], Any]:
-    def build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
-        """Return the optimizer in training mode; it refuses to step in the other."""
-        import schedulefree
-
-        from effcli.optim.groups import upstream_groups
-        from effcli.optim.modes import set_to_train
-
-        optimizer: torch.optim.Optimizer = getattr(schedulefree, class_name)(
-            upstream_groups(groups, hyper, arguments), **arguments(hyper)
-        )
-        set_to_train(optimizer)
-        return optimizer
-
-    return build
+def _to_train(optimizer: Any, hyper: Hyper) -> None:
+    """Put the optimizer in training mode; it refuses to step in the other."""
+    set_to_train(optimizer)
 
 
 def _adamw_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
@@ -52,17 +37,7 @@ def _sgd_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     return (full("z", param),)
 
 
-def _settle(name: str, decay: str) -> Callable[[dict[str, Any], frozenset[str]], dict[str, Any]]:
-    def settle(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-        if hyper[decay] == 0:
-            raise UsageError(f"{name}: {decay} must be above 0, got 0; the average is found by dividing by it")
-        if hyper["warmup_steps"] < 0:
-            raise UsageError(f"{name}: warmup_steps must be at least 0, got {hyper['warmup_steps']}")
-        return hyper
-
-    return settle
-
-
+_WEIGHING = Range(lambda x: 0 < x < 1, "above 0 and below 1, since the average is found by dividing by it")
 _HELP = {
     "warmup_steps": "updates over which the rate rises linearly from 0",
     "r": "power of the update's number by which it weighs in the average",
@@ -83,20 +58,12 @@ ENTRIES = (
         package="schedulefree",
         pip="schedulefree",
         # The authors advise 1 to 10 times the rate that a schedule would start from: adamw's, to begin with.
-        defaults={
-            "lr": 5e-5,
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "eps": 1e-8,
-            "warmup_steps": 0,
-            "r": 0.0,
-            "weight_lr_power": 2.0,
-        },
+        defaults={**ADAM_DEFAULTS, "warmup_steps": 0, "r": 0.0, "weight_lr_power": 2.0},
         hyper_help={"beta1": "how near to the average gradients are taken", **_HELP},
-        settle=_settle("schedulefree-adamw", "beta1"),
+        ranges={"beta1": _WEIGHING, "warmup_steps": AT_LEAST_0},
         schedule=lambda hyper: "constant",
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 8 * num_parameters,
-        build=_builder("AdamWScheduleFree", with_betas(*_AVERAGING)),
+        rule_of_thumb_bytes=bytes_per_parameter(8),
+        build=builder("schedulefree", "AdamWScheduleFree", with_betas("eps", *_AVERAGING), finish=_to_train),
         state_layout=_adamw_layout,
     ),
     OptimizerEntry(
@@ -111,10 +78,10 @@ ENTRIES = (
         # The authors advise 10 to 50 times the rate of SGD; upstream's 1.0 is for training from scratch.
         defaults={"lr": 1e-1, "momentum": 0.9, "warmup_steps": 0, "r": 0.0, "weight_lr_power": 2.0},
         hyper_help={"momentum": "how near to the average gradients are taken", **_HELP},
-        settle=_settle("schedulefree-sgd", "momentum"),
+        ranges={"momentum": _WEIGHING, "warmup_steps": AT_LEAST_0},
         schedule=lambda hyper: "constant",
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters,
-        build=_builder("SGDScheduleFree", named("lr", "momentum", *_AVERAGING)),
+        rule_of_thumb_bytes=bytes_per_parameter(4),
+        build=builder("schedulefree", "SGDScheduleFree", named("lr", "momentum", *_AVERAGING), finish=_to_train),
         state_layout=_sgd_layout,
     ),
 )

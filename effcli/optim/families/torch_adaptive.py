@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from effcli.optim.building import builder, named
 from effcli.optim.entry import Hyper, OptimizerEntry
-from effcli.optim.families.torch_adam import named, torch_builder
-from effcli.optim.laws import TORCH_STEP, full, num_columns, num_rows, sized, width
+from effcli.optim.laws import TORCH_STEP, bytes_per_parameter, full, num_columns, num_rows, sized, width
+from effcli.optim.ranges import AT_LEAST_0, AT_LEAST_1, AT_MOST_0, DECAY, UP_TO_1
 from effcli.units import ParamInfo, StateTensor
 
 
@@ -75,7 +76,8 @@ ENTRIES = (
             "eps2": "smallest RMS by which the step is scaled",
             "d": "update clipping threshold",
         },
-        build=torch_builder("Adafactor", _adafactor_arguments),
+        ranges={"beta2_decay": AT_MOST_0, "eps2": AT_LEAST_0, "d": AT_LEAST_1},
+        build=builder("torch.optim", "Adafactor", _adafactor_arguments),
         state_layout=_adafactor_layout,
     ),
     OptimizerEntry(
@@ -93,8 +95,9 @@ ENTRIES = (
             "lr_decay": "divide the rate by 1 + (step - 1) * lr_decay as well",
             "initial_accumulator_value": "where the sums of squares start",
         },
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters,
-        build=torch_builder("Adagrad", named("lr", "lr_decay", "initial_accumulator_value", "eps")),
+        ranges={"lr_decay": AT_LEAST_0, "initial_accumulator_value": AT_LEAST_0},
+        rule_of_thumb_bytes=bytes_per_parameter(4),
+        build=builder("torch.optim", "Adagrad", named("lr", "lr_decay", "initial_accumulator_value", "eps")),
         state_layout=_adagrad_layout,
     ),
     OptimizerEntry(
@@ -112,8 +115,9 @@ ENTRIES = (
             "alpha": "decay of the mean square",
             "centered": "divide by the standard deviation instead of the root mean square; one more state",
         },
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters,
-        build=torch_builder("RMSprop", named("lr", "alpha", "eps", "momentum", "centered")),
+        ranges={"alpha": DECAY, "momentum": DECAY},
+        rule_of_thumb_bytes=bytes_per_parameter(4),
+        build=builder("torch.optim", "RMSprop", named("lr", "alpha", "eps", "momentum", "centered")),
         state_layout=_rmsprop_layout,
     ),
     OptimizerEntry(
@@ -129,8 +133,9 @@ ENTRIES = (
             "rho": "decay of the two mean squares",
             "eps": "added to both mean squares; its root sizes the first updates",
         },
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 8 * num_parameters,
-        build=torch_builder("Adadelta", named("lr", "rho", "eps")),
+        ranges={"rho": UP_TO_1},
+        rule_of_thumb_bytes=bytes_per_parameter(8),
+        build=builder("torch.optim", "Adadelta", named("lr", "rho", "eps")),
         state_layout=_adadelta_layout,
     ),
 )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
+from effcli.optim.building import named, with_betas
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.families.torch_adam import named, with_betas
-from effcli.optim.laws import TORCH_STEP, full
+from effcli.optim.groups import partition, split_groups
+from effcli.optim.laws import ADAM_DEFAULTS, TORCH_STEP, full
+from effcli.optim.ranges import AT_LEAST_0, DECAY, Range, one_of
 from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:
     import torch
-
-_RATE_RULES = ("match_rms_adamw", "original")
 
 
 def _muon_arguments(hyper: Hyper) -> dict[str, Any]:
@@ -23,21 +23,17 @@ def _muon_arguments(hyper: Hyper) -> dict[str, Any]:
 def _build_muon(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
     """Return one optimizer over groups that are each Muon's or AdamW's; hidden matrices are Muon's."""
     from effcli.optim.families.muon_with_adamw import MuonWithAdamW
-    from effcli.optim.groups import PER_PARAMETER, split_groups
 
     parts: list[dict[str, Any]] = []
     for group in split_groups(groups, hyper):
         own = {**hyper, **group.pop("overrides", {})}
-        rows = list(zip(*(group[key] for key in PER_PARAMETER), strict=True))
-        for use_muon, arguments in ((True, _muon_arguments(own)), (False, with_betas()(own))):
-            kept = [row for row in rows if _is_muons(row[0].shape, row[2]) is use_muon]
-            if kept:
-                columns = {key: [row[index] for row in kept] for index, key in enumerate(PER_PARAMETER)}
-                parts.append({**group, **columns, **arguments, "use_muon": use_muon})
-    return MuonWithAdamW(parts, lr=hyper["lr"])
+        matrices, rest = partition(group, _is_muons)
+        parts.append({**matrices, **_muon_arguments(own), "use_muon": True})
+        parts.append({**rest, **with_betas("eps")(own), "use_muon": False})
+    return MuonWithAdamW([part for part in parts if part["params"]], lr=hyper["lr"])
 
 
-def _is_muons(shape: tuple[int, ...], hidden: bool) -> bool:
+def _is_muons(shape: Sequence[int], hidden: bool) -> bool:
     return hidden and len(shape) == 2
 
 
@@ -51,14 +47,7 @@ def _muon_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     return (TORCH_STEP, full("exp_avg", param), full("exp_avg_sq", param))
 
 
-def _settle_muon(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-    if hyper["adjust_lr_fn"] not in _RATE_RULES:
-        raise UsageError(
-            f"optimizer argument 'adjust_lr_fn' of 'muon' must be {' or '.join(_RATE_RULES)}, "
-            f"got '{hyper['adjust_lr_fn']}'"
-        )
-    return hyper
-
+_ADAMWS_NOTE = "muon: an override of beta1, beta2 or eps has no effect on a hidden matrix, which AdamW does not train."
 
 ENTRIES = (
     OptimizerEntry(
@@ -71,15 +60,12 @@ ENTRIES = (
         # One rate serves both halves: match_rms_adamw gives an orthogonalised update the RMS of AdamW's, 0.2 * lr or
         # so (Liu et al., arXiv 2502.16982, section 2.2), where upstream's "original" wants a rate of its own, 0.02 say.
         defaults={
-            "lr": 5e-5,
+            **ADAM_DEFAULTS,
             "momentum": 0.95,
             "nesterov": True,
             "ns_steps": 5,
             "ns_eps": 1e-7,
             "adjust_lr_fn": "match_rms_adamw",
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "eps": 1e-8,
         },
         hyper_help={
             "lr": "rate of AdamW, and of Muon by adjust_lr_fn",
@@ -91,7 +77,13 @@ ENTRIES = (
             "beta2": "AdamW's",
             "eps": "AdamW's",
         },
-        settle=_settle_muon,
+        ranges={
+            "momentum": DECAY,
+            "ns_steps": Range(lambda x: 1 <= x < 100, "between 1 and 99"),
+            "ns_eps": AT_LEAST_0,
+            "adjust_lr_fn": one_of("match_rms_adamw", "original"),
+        },
+        override_notes=dict.fromkeys(("beta1", "beta2", "eps"), _ADAMWS_NOTE),
         build=_build_muon,
         state_layout=_muon_layout,
         cpu_note="muon: it multiplies matrices in bf16, which a CPU without bf16 instructions does up to a hundred "

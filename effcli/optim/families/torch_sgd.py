@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from effcli.errors import UsageError
+from effcli.optim.building import builder, named
 from effcli.optim.entry import Hyper, OptimizerEntry, Schedule
-from effcli.optim.families.torch_adam import named, torch_builder
-from effcli.optim.laws import TORCH_STEP, full
+from effcli.optim.laws import TORCH_STEP, bytes_per_parameter, full
+from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, DECAY, POSITIVE_DECAY, UP_TO_1, Range
 from effcli.units import ParamInfo, Role, StateTensor
 
 
@@ -79,9 +80,10 @@ def _sgd_entry(name: str, summary: str, momentum: float) -> OptimizerEntry:
         source="Sutskever et al., ICML 2013; torch/optim/sgd.py, torch 2.13",
         # With a gradient clipped to norm 1 an update moves the whole model by lr; upstream's 1e-3 hardly moves it.
         defaults={"lr": 1e-2, "momentum": momentum, "dampening": 0.0, "nesterov": False},
+        ranges={"momentum": DECAY, "dampening": UP_TO_1},
         settle=_settle_sgd,
         rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters if hyper["momentum"] else 0,
-        build=torch_builder("SGD", named("lr", "momentum", "dampening", "nesterov")),
+        build=builder("torch.optim", "SGD", named("lr", "momentum", "dampening", "nesterov")),
         state_layout=_sgd_layout,
     )
 
@@ -102,8 +104,9 @@ ENTRIES = (
             "alpha": "power with which the rate falls",
             "t0": "update from which the weights are averaged; until then the average is the weight itself",
         },
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters,
-        build=torch_builder("ASGD", named("lr", "lambd", "alpha", "t0")),
+        ranges=dict.fromkeys(("lambd", "alpha", "t0"), AT_LEAST_0),
+        rule_of_thumb_bytes=bytes_per_parameter(4),
+        build=builder("torch.optim", "ASGD", named("lr", "lambd", "alpha", "t0")),
         state_layout=_asgd_layout,
     ),
     OptimizerEntry(
@@ -123,11 +126,17 @@ ENTRIES = (
             "step_size_min": "smallest step size",
             "step_size_max": "largest step size",
         },
+        ranges={
+            "etaminus": POSITIVE_DECAY,
+            "etaplus": Range(lambda x: x > 1, "above 1"),
+            "step_size_min": AT_LEAST_0,
+            "step_size_max": ABOVE_0,
+        },
         takes_weight_decay=False,
         settle=_settle_rprop,
         schedule=_first_step_only,
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 8 * num_parameters,
-        build=torch_builder("Rprop", _rprop_arguments),
+        rule_of_thumb_bytes=bytes_per_parameter(8),
+        build=builder("torch.optim", "Rprop", _rprop_arguments),
         state_layout=_rprop_layout,
     ),
 )

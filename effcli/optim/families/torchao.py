@@ -9,9 +9,10 @@ from contextlib import nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry
-from effcli.optim.laws import TORCH_STEP, constant, full
+from effcli.optim.building import builder, named, with_betas
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.laws import ADAM_DEFAULTS, TORCH_STEP, bytes_per_parameter, constant, full
+from effcli.optim.ranges import AT_LEAST_1, Range
 from effcli.units import ParamInfo, StateTensor
 
 if TYPE_CHECKING:
@@ -34,32 +35,14 @@ for _logger, _beginnings in _NOISE.items():
     _silence(_logger, _beginnings)
 
 
-def _arguments(hyper: Hyper) -> dict[str, Any]:
-    return {"lr": hyper["lr"], "betas": (hyper["beta1"], hyper["beta2"]), "eps": hyper["eps"]}
-
-
-def _builder(class_name: str) -> Callable[[Groups, Hyper], torch.optim.Optimizer]:
-    def build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
-        import torchao
-
-        from effcli.optim.groups import upstream_groups
-
-        optimizer: Any = getattr(torchao.optim, class_name)(
-            upstream_groups(groups, hyper, _arguments),
-            **_arguments(hyper),
-            block_size=hyper["block_size"],
-            bf16_stochastic_round=hyper["bf16_stochastic_round"],
-        )
-        # What torch 2.13 says of every tensor subclass whose compiled code it caches. Not `catch_warnings` in the step:
-        # leaving it makes Python forget which warnings it has shown, so that those of the model would come every time.
-        warnings.filterwarnings("ignore", message=".*does not implement _stable_hash_for_caching")
-        # On the instance, as torch's schedulers do: a subclass of a class that torch has already hooked would run its
-        # step hooks twice.
-        optimizer.step = MethodType(_step, optimizer)
-        built: torch.optim.Optimizer = optimizer
-        return built
-
-    return build
+def _step_uncompiled_on_a_cpu(optimizer: Any, hyper: Hyper) -> None:
+    """Let the optimizer step as `_step` says, and torch keep a remark about its compiled code to itself."""
+    # What torch 2.13 says of every tensor subclass whose compiled code it caches. Not `catch_warnings` in the step:
+    # leaving it makes Python forget which warnings it has shown, so that those of the model would come every time.
+    warnings.filterwarnings("ignore", message=".*does not implement _stable_hash_for_caching")
+    # On the instance, as torch's schedulers do: a subclass of a class that torch has already hooked would run its
+    # step hooks twice.
+    optimizer.step = MethodType(_step, optimizer)
 
 
 def _step(optimizer: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> float | None:
@@ -99,17 +82,12 @@ def _layout(bits: int, map_bytes: int) -> Callable[[ParamInfo, Hyper], tuple[Sta
     return layout
 
 
-def _settle(name: str, multiple: int) -> Callable[[dict[str, Any], frozenset[str]], dict[str, Any]]:
-    def settle(hyper: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-        if hyper["block_size"] < multiple or hyper["block_size"] % multiple:
-            allowed = "at least 1" if multiple == 1 else f"a multiple of {multiple}"
-            raise UsageError(f"{name}: block_size must be {allowed}, got {hyper['block_size']}")
-        return hyper
-
-    return settle
+def _multiple_of(number: int) -> Range:
+    return AT_LEAST_1 if number == 1 else Range(lambda x: x >= 1 and x % number == 0, f"a multiple of {number}")
 
 
 _QUANTISED_FROM = 4096
+"""Elements: upstream keeps smaller moments whole, as bitsandbytes does (torchao/optim/adam.py, 0.18)."""
 _ON_CPU = "on a CPU torchao's step runs uncompiled: the same state, no compiler needed, but slower than adamw."
 
 
@@ -137,21 +115,21 @@ def _entry(
         source=f"{paper}; torchao/optim/adam.py, torchao 0.18",
         package="torchao",
         pip="torchao",
-        defaults={
-            "lr": 5e-5,
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "eps": 1e-8,
-            "block_size": block_size,
-            "bf16_stochastic_round": False,
-        },
+        defaults={**ADAM_DEFAULTS, "block_size": block_size, "bf16_stochastic_round": False},
         hyper_help={
             "block_size": "elements that share one scale",
             "bf16_stochastic_round": "round bf16 weights up or down at random, so that small updates count on average",
         },
-        settle=_settle(name, 8 // bits),
-        rule_of_thumb_bytes=lambda num_parameters, hyper: 2 * num_parameters * bits // 8,
-        build=_builder(class_name),
+        # codes fill whole bytes
+        ranges={"block_size": _multiple_of(8 // bits)},
+        rule_of_thumb_bytes=bytes_per_parameter(2 * bits // 8),
+        build=builder(
+            "torchao.optim",
+            class_name,
+            with_betas("eps"),
+            for_all=named("block_size", "bf16_stochastic_round"),
+            finish=_step_uncompiled_on_a_cpu,
+        ),
         state_layout=_layout(bits, map_bytes),
         cpu_note=f"{name}: {_ON_CPU}",
     )

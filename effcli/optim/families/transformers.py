@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from effcli.errors import UsageError
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule
+from effcli.optim.building import builder, named
+from effcli.optim.entry import Hyper, OptimizerEntry, Schedule
 from effcli.optim.laws import PYTHON_STEP, full, num_columns, num_rows, sized, width
+from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, AT_MOST_0
 from effcli.units import ParamInfo, StateTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 def _arguments(hyper: Hyper) -> dict[str, Any]:
     names = ("lr", "clip_threshold", "decay_rate", "beta1", "scale_parameter", "relative_step", "warmup_init")
-    return {"eps": (hyper["eps"], hyper["eps2"]), **{name: hyper[name] for name in names}}
-
-
-def _build_adafactor(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
-    from transformers.optimization import Adafactor
-
-    from effcli.optim.groups import upstream_groups
-
-    optimizer: torch.optim.Optimizer = Adafactor(upstream_groups(groups, hyper, _arguments), **_arguments(hyper))
-    return optimizer
+    return {"eps": (hyper["eps"], hyper["eps2"]), **named(*names)(hyper)}
 
 
 def _adafactor_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
@@ -98,9 +88,10 @@ ENTRIES = (
             "relative_step": "let the optimizer set its own learning rate; excludes --lr and a schedule",
             "warmup_init": "start relative steps at 1e-6 per step",
         },
+        ranges={"eps2": AT_LEAST_0, "clip_threshold": ABOVE_0, "decay_rate": AT_MOST_0},
         settle=_settle_adafactor,
         schedule=_schedule,
-        build=_build_adafactor,
+        build=builder("transformers.optimization", "Adafactor", _arguments),
         state_layout=_adafactor_layout,
     ),
 )

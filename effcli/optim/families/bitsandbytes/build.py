@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from effcli.optim.building import Arguments, builder, named
 from effcli.optim.entry import Groups, Hyper
 from effcli.optim.overrides import values_for
 
@@ -19,35 +20,22 @@ _TABLES = (("qmap1", "dynamic"), ("qmap2", "udynamic"))
 """Key of a code table in a parameter's state, and its name in the optimizer's own `name2qmap`."""
 
 
-def builder(
-    class_name: str, arguments: Callable[[Hyper], Mapping[str, Any]]
-) -> Callable[[Groups, Hyper], torch.optim.Optimizer]:
-    """Return the `build` of a class of `bitsandbytes.optim`; `arguments` are its keyword arguments.
+def block_wise_builder(class_name: str, arguments: Arguments) -> Callable[[Groups, Hyper], torch.optim.Optimizer]:
+    """Return the `build` of a class of `bitsandbytes.optim`.
 
     The class is one whose `optim_bits` counts. Those named after their bits pin them, and say nothing about it:
     `Adam8bit(optim_bits=32)` keeps 8 bit. `AdEMAMix32bit` cannot step at all: it lacks the double first state that its
     kernel writes to, which only `AdEMAMix` and its subclasses make (bitsandbytes/optim/ademamix.py, 0.50.2).
     """
+    bits = named("optim_bits", "min_8bit_size")
+    return builder("bitsandbytes.optim", class_name, arguments, for_all=bits, finish=_finish)
 
-    def build(groups: Groups, hyper: Hyper) -> torch.optim.Optimizer:
-        import bitsandbytes
 
-        from effcli.optim.groups import upstream_groups
-
-        optimizer: Any = getattr(bitsandbytes.optim, class_name)(
-            upstream_groups(groups, hyper, arguments),
-            **arguments(hyper),
-            optim_bits=hyper["optim_bits"],
-            min_8bit_size=hyper["min_8bit_size"],
-        )
-        _isolate_overrides(optimizer, hyper)
-        if optimizer.is_paged:
-            optimizer.register_step_pre_hook(_page_beside_a_gpu)
-        optimizer.register_step_pre_hook(_share_code_tables)
-        made: torch.optim.Optimizer = optimizer
-        return made
-
-    return build
+def _finish(optimizer: Any, hyper: Hyper) -> None:
+    _isolate_overrides(optimizer, hyper)
+    if optimizer.is_paged:
+        optimizer.register_step_pre_hook(_page_beside_a_gpu)
+    optimizer.register_step_pre_hook(_share_code_tables)
 
 
 def _isolate_overrides(optimizer: Any, hyper: Hyper) -> None:

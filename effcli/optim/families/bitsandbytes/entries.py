@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from effcli.optim.entry import OptimizerEntry
-from effcli.optim.families.bitsandbytes.build import builder
+from effcli.optim.families.bitsandbytes.build import block_wise_builder
 from effcli.optim.families.bitsandbytes.families import FAMILIES, Family
 from effcli.optim.families.bitsandbytes.state import blockwise_formula, blockwise_layout
 
@@ -34,13 +34,16 @@ def _entry(family: Family, bits: Literal[8, 32], *, paged: bool) -> OptimizerEnt
         devices=family.runs_8bit_on if bits == 8 else ("cpu", "cuda"),
         defaults=family.defaults,
         hyper_help=family.hyper_help,
-        eight_bit=True,
-        default_bits=bits,
+        ranges=family.ranges,
+        override_notes={
+            "is_sparse": "is_sparse is passed on to bitsandbytes, where nothing reads it (0.50): it has no effect."
+        },
+        bits=bits,
         settle=settle,
         rule_of_thumb_bytes=lambda num_parameters, hyper: (
             sum(family.states) * hyper["optim_bits"] // 8 * num_parameters
         ),
-        build=builder(f"{'Paged' if paged else ''}{family.class_name}", family.arguments),
+        build=block_wise_builder(f"{'Paged' if paged else ''}{family.class_name}", family.arguments),
         state_layout=partial(blockwise_layout, states=family.states, paged=paged),
         cpu_note=(
             f"{name}: bitsandbytes pages on CUDA only; on a CPU its state is ordinary memory of the same size."

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from effcli.errors import UsageError
+from effcli.optim.building import Arguments, named, with_betas
 from effcli.optim.entry import Hyper
-from effcli.optim.families.torch_adam import named, with_betas
+from effcli.optim.laws import ADAM_DEFAULTS
+from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, DECAY, POSITIVE_DECAY, Range
 
 Check = Callable[[dict[str, Any], str], None]
 """Hyperparameters and the entry's name -> nothing. Raises UsageError for what upstream refuses or cannot compute."""
@@ -23,13 +25,6 @@ def _need_momentum(hyper: Hyper, name: str) -> None:
         raise UsageError(f"{name} needs momentum above 0, bitsandbytes has no form without it; use --optim sgd")
 
 
-def _need_alpha(hyper: Hyper, name: str) -> None:
-    if not 0 < hyper["alpha"] < 1:
-        raise UsageError(
-            f"optimizer argument 'alpha' of '{name}' must be above 0 and below 1, got {hyper['alpha']}; leave it out"
-        )
-
-
 def _need_logarithms(hyper: Hyper, name: str) -> None:
     """Refuse a schedule of beta3 that divides by zero: it runs from beta1 to beta3 along their logarithms."""
     if hyper["t_beta3"] is not None and not 0 < hyper["beta1"] <= hyper["beta3"]:
@@ -37,15 +32,6 @@ def _need_logarithms(hyper: Hyper, name: str) -> None:
             f"{name} with t_beta3 needs 0 < beta1 <= beta3, got beta1 {hyper['beta1']} and beta3 {hyper['beta3']}; "
             "change them or drop t_beta3"
         )
-
-
-def _lion_arguments(hyper: Hyper) -> dict[str, Any]:
-    return {"lr": hyper["lr"], "betas": (hyper["beta1"], hyper["beta2"])}
-
-
-def _ademamix_arguments(hyper: Hyper) -> dict[str, Any]:
-    betas = tuple(hyper[name] for name in ("beta1", "beta2", "beta3"))
-    return {**named("lr", "eps", "alpha", "t_alpha", "t_beta3")(hyper), "betas": betas}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +48,8 @@ class Family:
     says: str = ""
     defaults: Mapping[str, Any]
     hyper_help: Mapping[str, str] = field(default_factory=dict)
-    arguments: Callable[[Hyper], Mapping[str, Any]]
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    arguments: Arguments
     check: Check = _accept
     has_paged: bool = False
     runs_8bit_on: tuple[str, ...] = ("cpu", "cuda")
@@ -70,7 +57,6 @@ class Family:
     """Bits -> further names that transformers' Trainer has for the unpaged form."""
 
 
-_ADAM = {"lr": 5e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 _TWO_MOMENTS = "two moments"
 _NORM_HELP = (
     "largest norm of an update relative to the weight's, where the state is in 32 bit: a tensor of zeros then stays "
@@ -95,8 +81,8 @@ FAMILIES = (
         keeps=_TWO_MOMENTS,
         states=(1, 1),
         says="decay acts on the weight, the same update as AdamW",
-        defaults=_ADAM,
-        arguments=with_betas(),
+        defaults=ADAM_DEFAULTS,
+        arguments=with_betas("eps"),
         has_paged=True,
     ),
     Family(
@@ -105,8 +91,8 @@ FAMILIES = (
         paper="Loshchilov & Hutter, arXiv 1711.05101",
         keeps=_TWO_MOMENTS,
         states=(1, 1),
-        defaults=_ADAM,
-        arguments=with_betas(),
+        defaults=ADAM_DEFAULTS,
+        arguments=with_betas("eps"),
         has_paged=True,
     ),
     Family(
@@ -118,7 +104,7 @@ FAMILIES = (
         says="every weight moves by the learning rate",
         # Lion's paper advises a rate 3 to 10 times smaller than AdamW's: a fifth of 5e-5.
         defaults={"lr": 1e-5, "beta1": 0.9, "beta2": 0.99},
-        arguments=_lion_arguments,
+        arguments=with_betas(),
         has_paged=True,
     ),
     Family(
@@ -127,14 +113,15 @@ FAMILIES = (
         paper="Pagliardini et al., arXiv 2409.03137",
         keeps="a fast and a slow first moment (one tensor) and a second moment",
         states=(2, 1),
-        defaults={**_ADAM, "beta3": 0.9999, "alpha": 5.0, "t_alpha": None, "t_beta3": None},
+        defaults={**ADAM_DEFAULTS, "beta3": 0.9999, "alpha": 5.0, "t_alpha": None, "t_beta3": None},
         hyper_help={
             "beta3": "decay of the slow first moment",
             "alpha": "weight of the slow first moment",
             "t_alpha": "updates over which alpha grows from 0; none: at once",
             "t_beta3": "updates over which beta3 grows from beta1; none: at once",
         },
-        arguments=_ademamix_arguments,
+        ranges={"beta3": DECAY, "alpha": AT_LEAST_0, "t_alpha": ABOVE_0, "t_beta3": ABOVE_0},
+        arguments=with_betas("eps", "alpha", "t_alpha", "t_beta3", count=3),
         check=_need_logarithms,
         has_paged=True,
         trainer_names={32: ("ademamix",)},
@@ -148,6 +135,7 @@ FAMILIES = (
         says=_DECAYED_GRADIENT,
         # Upstream has no default rate, and refuses its own default momentum of 0; these are those of sgd-momentum.
         defaults={"lr": 1e-2, "momentum": 0.9},
+        ranges={"momentum": DECAY},
         arguments=named("lr", "momentum"),
         check=_need_momentum,
     ),
@@ -161,8 +149,8 @@ FAMILIES = (
         # Once its mean has settled an update is as large as Adam's, hence Adam's rate instead of upstream's 1e-2.
         defaults={"lr": 5e-5, "alpha": 0.99, "eps": 1e-8},
         hyper_help={"alpha": "decay of the mean of squared gradients"},
+        ranges={"alpha": POSITIVE_DECAY},
         arguments=named("lr", "alpha", "eps"),
-        check=_need_alpha,
         trainer_names={32: ("rmsprop_bnb",)},
     ),
     Family(
@@ -184,9 +172,10 @@ FAMILIES = (
         keeps=_TWO_MOMENTS,
         states=(1, 1),
         says="Adam with a limit on an update's norm, which 8-bit states do without",
-        defaults={**_ADAM, "max_unorm": 1.0},
+        defaults={**ADAM_DEFAULTS, "max_unorm": 1.0},
         hyper_help={"max_unorm": _NORM_HELP},
-        arguments=with_betas("max_unorm"),
+        ranges={"max_unorm": AT_LEAST_0},
+        arguments=with_betas("eps", "max_unorm"),
         runs_8bit_on=("cpu",),
     ),
     Family(
@@ -199,6 +188,7 @@ FAMILIES = (
         # Rate and momentum as for SGD, which it is up to the limit.
         defaults={"lr": 1e-2, "momentum": 0.9, "max_unorm": 0.02},
         hyper_help={"max_unorm": _NORM_HELP},
+        ranges={"momentum": DECAY, "max_unorm": AT_LEAST_0},
         arguments=named("lr", "momentum", "max_unorm"),
         check=_need_momentum,
         runs_8bit_on=("cpu",),

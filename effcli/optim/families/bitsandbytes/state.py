@@ -7,8 +7,11 @@ from effcli.optim.laws import PYTHON_STEP, constant, sized
 from effcli.units import ParamInfo, Placement, StateTensor
 
 _BLOCK_SIZE = 256
+"""Elements under one absmax: `blocksize` in upstream's `init_state`, which no argument changes."""
 _MAP_BYTES = 256 * 4
+"""A code table: the float32 value of each of the 256 codes of 8 bit."""
 _PAGED_FROM = 100_000
+"""Elements below which upstream's `get_state_buffer` leaves a state of a paged optimizer unpaged."""
 
 
 def blockwise_layout(
