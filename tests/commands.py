@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from effcli.cli.app import app
 from effcli.cli.boundary import run_guarded
 
-F1 = {
+TINY_DISTILBERT = {
     "model_type": "distilbert", "vocab_size": 1000, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128,
     "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0,
 }  # fmt: skip
-F3 = {
+TINY_GPT2 = {
     "model_type": "gpt2", "vocab_size": 1000, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 1,
 }  # fmt: skip
@@ -51,6 +54,17 @@ def effcli(*arguments: object) -> Result:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run_guarded(lambda: app([str(part) for part in arguments], standalone_mode=False), verbose=False)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def data_flags(task: str, data: Path) -> tuple[object, ...]:
+    """Return the flags that let a file of sentences with labels train a task."""
+    return ("--data", data, *(("--task", "causal-lm", "--text-column", "sentence") if task == "causal-lm" else ()))
+
+
+def saved_weights(out: Path) -> dict[str, torch.Tensor]:
+    """Return the weights, or the adapters, of the final model of a run."""
+    (path,) = (out / "model").glob("*model.safetensors")
+    return load_file(path)
 
 
 def model_folder(folder: Path, config: dict[str, Any], **changes: Any) -> Path:

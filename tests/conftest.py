@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
+
+import pytest
 
 CACHE = tempfile.mkdtemp(prefix="effcli-tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
@@ -19,3 +23,33 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["NO_COLOR"] = "1"
 for name in ("HF_TOKEN", "WORLD_SIZE", "RANK", "LOCAL_RANK", "FORCE_COLOR", "COLUMNS"):
     os.environ.pop(name, None)
+
+
+def pytest_collection_finish() -> None:
+    """Spare later collections what is imported by now: transformers' Trainer collects once a run, half a second."""
+    gc.freeze()
+
+
+# The fixtures import what they need themselves: the libraries below are to be loaded after the lines above.
+@pytest.fixture
+def distilbert(tmp_path: Path) -> Path:
+    """Return the folder of the tiny classifier: a configuration without weights."""
+    from tests.commands import TINY_DISTILBERT, model_folder
+
+    return model_folder(tmp_path / "encoder", TINY_DISTILBERT)
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    """Return the folder of the tiny language model: a configuration without weights."""
+    from tests.commands import TINY_GPT2, model_folder
+
+    return model_folder(tmp_path / "decoder", TINY_GPT2)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Return a CSV file of twelve sentences with two labels."""
+    from tests.commands import csv_file
+
+    return csv_file(tmp_path / "d.csv")

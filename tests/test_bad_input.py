@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import F1, csv_file, effcli, model_folder
+
+from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
 
 CASES = [
     (("--optim", "adam9bit"), 2, ["adam9bit", "adamw", "Did you mean 'adam8bit'?"]),
@@ -42,7 +43,7 @@ CASES = [
     (("--accum", "99999999999999999999"), 2, ["--accum", "2147483647"]),
     (("--set", "optim.args=5"), 2, ["--optim-arg", "5"]),
     (("--encoding", "utf-16"), 2, ["d.csv", "utf-16", "--encoding utf-8"]),
-    (("--model", "f1/nothing"), 2, ["f1/nothing", "no such folder"]),
+    (("--model", "folder/nothing"), 2, ["folder/nothing", "no such folder"]),
     (("--data", "./none.csv"), 2, ["none.csv"]),
     (("--model", "./no/such/dir"), 2, ["no/such/dir"]),
     (("--model", "someone/no-such-model"), 8, ["someone/no-such-model", "--model"]),
@@ -50,17 +51,17 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def f1(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "f1", F1)
-
-
 @pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
 def test_a_wrong_flag_is_one_line_that_says_what_to_do(
-    arguments: tuple[str, ...], code: int, words: list[str], f1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    code: int,
+    words: list[str],
+    distilbert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = [] if "--model" in arguments else ["--model", f1]
+    given = [] if "--model" in arguments else ["--model", distilbert]
     given += [] if "--data" in arguments else ["--data", csv_file(tmp_path / "d.csv")]
     before = sorted(tmp_path.rglob("*"))
     done = effcli("train", *given, *arguments)
@@ -83,20 +84,20 @@ FILES = [
 
 
 @pytest.mark.parametrize(("content", "words"), FILES)
-def test_bad_data_is_named_with_its_place(content: str, words: list[str], f1: Path, tmp_path: Path) -> None:
+def test_bad_data_is_named_with_its_place(content: str, words: list[str], distilbert: Path, tmp_path: Path) -> None:
     data = tmp_path / "d.csv"
     data.write_text(content)
-    done = effcli("train", f1, "--data", data, "--out", tmp_path / "o")
+    done = effcli("train", distilbert, "--data", data, "--out", tmp_path / "o")
     assert done.code == 2, done.stderr
     assert all(word in done.error for word in words), done.error
     assert not (tmp_path / "o").exists()
 
 
-def test_an_unknown_label_in_the_evaluation_data_is_named(f1: Path, tmp_path: Path) -> None:
+def test_an_unknown_label_in_the_evaluation_data_is_named(distilbert: Path, tmp_path: Path) -> None:
     train, evaluation = tmp_path / "t.csv", tmp_path / "e.csv"
     train.write_text("sentence,label\na b,pos\nc d,neg\n")
     evaluation.write_text("sentence,label\na b,pos\nc d,neutral\n")
-    done = effcli("train", f1, "--data", train, "--eval-data", evaluation, "--out", tmp_path / "o")
+    done = effcli("train", distilbert, "--data", train, "--eval-data", evaluation, "--out", tmp_path / "o")
     assert done.code == 2
     assert all(word in done.error for word in ("neutral", "e.csv", "line 3", "neg", "pos")), done.error
 
@@ -119,7 +120,7 @@ BROKEN = [
 def test_model_files_that_cannot_be_used_are_named(
     files: dict[str, bytes], changes: dict[str, object], arguments: tuple[str, ...], words: list[str], tmp_path: Path
 ) -> None:
-    model = model_folder(tmp_path / "m", F1, **changes)
+    model = model_folder(tmp_path / "m", TINY_DISTILBERT, **changes)
     for name, content in files.items():
         (model / name).write_bytes(content)
     done = effcli("train", model, "--data", csv_file(tmp_path / "d.csv"), *arguments, "--out", tmp_path / "o")
@@ -129,10 +130,10 @@ def test_model_files_that_cannot_be_used_are_named(
     assert not (tmp_path / "o").exists()
 
 
-def test_a_last_update_that_breaks_the_model_is_a_failure(f1: Path, tmp_path: Path) -> None:
+def test_a_last_update_that_breaks_the_model_is_a_failure(distilbert: Path, tmp_path: Path) -> None:
     done = effcli(
-        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--eval-data", tmp_path / "d.csv", "--optim", "sgd",
-        "--lr", 1e38, "--max-grad-norm", 0, "--max-steps", 1, "--out", tmp_path / "o",
+        "train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--eval-data", tmp_path / "d.csv",
+        "--optim", "sgd", "--lr", 1e38, "--max-grad-norm", 0, "--max-steps", 1, "--out", tmp_path / "o",
     )  # fmt: skip
     assert done.code == 7, done.stderr
     assert json.loads((tmp_path / "o" / "record.json").read_text())["status"] == "failed"
@@ -152,18 +153,20 @@ def test_a_broken_configuration_is_named(content: str, words: list[str], tmp_pat
 
 
 def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
-    model = model_folder(tmp_path / "m", F1, quantization_config={"quant_method": "gptq", "bits": 4})
+    model = model_folder(tmp_path / "m", TINY_DISTILBERT, quantization_config={"quant_method": "gptq", "bits": 4})
     done = effcli("train", model, "--data", csv_file(tmp_path / "d.csv"))
     assert done.code == 2
     assert "quantised checkpoint (gptq)" in done.error
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "accelerate", "trainer"])
-def test_a_loss_that_is_not_finite_stops_the_run_and_the_record_says_so(engine: str, f1: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_record_says_so(
+    engine: str, distilbert: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "o"
     done = effcli(
-        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "sgd", "--lr", 1e30, "--max-grad-norm", 0,
-        "--epochs", 5, "--engine", engine, "--out", out,
+        "train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--optim", "sgd", "--lr", 1e30,
+        "--max-grad-norm", 0, "--epochs", 5, "--engine", engine, "--out", out,
     )  # fmt: skip
     assert done.code == 7, done.stderr
     assert "update 2" in done.error
@@ -174,45 +177,47 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_record_says_so(engine: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the super-user may write everywhere")
-def test_a_read_only_folder_is_refused_before_training(f1: Path, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_refused_before_training(distilbert: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
     out.mkdir(mode=0o500)
-    assert effcli("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--out", out).code == 9
+    assert effcli("train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--out", out).code == 9
 
 
-def test_a_folder_that_cannot_be_made_is_a_write_error(f1: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_write_error(distilbert: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = effcli(
-        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 1, "--out", tmp_path / "file" / "o"
+        "train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 1, "--out", tmp_path / "file" / "o"
     )
     assert done.code == 9
     assert "cannot be written to" in done.error
 
 
 def test_a_missing_bitsandbytes_is_one_line_with_the_pip_command(
-    f1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    distilbert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    done = effcli("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit")
+    done = effcli("train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit")
     assert done.code == 3
     assert "pip install" in done.error
-    assert effcli("train", f1, "--data", tmp_path / "d.csv", "--optim", "adamw", "--dry-run").code == 0
+    assert effcli("train", distilbert, "--data", tmp_path / "d.csv", "--optim", "adamw", "--dry-run").code == 0
 
 
-def test_a_failed_run_with_overwrite_leaves_the_earlier_one(f1: Path, tmp_path: Path) -> None:
+def test_a_failed_run_with_overwrite_leaves_the_earlier_one(distilbert: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
     data = csv_file(tmp_path / "d.csv")
-    assert effcli("train", f1, "--data", data, "--max-steps", 1, "--out", out).code == 0
+    assert effcli("train", distilbert, "--data", data, "--max-steps", 1, "--out", out).code == 0
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    assert effcli("train", f1, "--data", tmp_path / "none.csv", "--out", out, "--overwrite").code == 2
+    assert effcli("train", distilbert, "--data", tmp_path / "none.csv", "--out", out, "--overwrite").code == 2
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--model", "someone/some-model"), ("--data", "someone/some-data")])
-def test_without_a_network_a_hub_name_is_given_up_at_once(flag: str, name: str, f1: Path, tmp_path: Path) -> None:
+def test_without_a_network_a_hub_name_is_given_up_at_once(
+    flag: str, name: str, distilbert: Path, tmp_path: Path
+) -> None:
     environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nothing listens there
-    given = {"--model": f1, "--data": csv_file(tmp_path / "d.csv"), flag: name}
+    given = {"--model": distilbert, "--data": csv_file(tmp_path / "d.csv"), flag: name}
     arguments = [str(part) for pair in given.items() for part in pair]
     code = (
         "import sys, time, socket; from effcli.hub import go_offline_if_unreachable as probe;"
@@ -230,12 +235,12 @@ def test_without_a_network_a_hub_name_is_given_up_at_once(flag: str, name: str, 
 
 @pytest.mark.parametrize(("signal_name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_stops_at_an_update_and_the_state_is_saved(
-    signal_name: str, code: int, f1: Path, tmp_path: Path
+    signal_name: str, code: int, distilbert: Path, tmp_path: Path
 ) -> None:
     import signal
 
     out = tmp_path / "o"
-    arguments = ["train", f1, "--data", csv_file(tmp_path / "d.csv", 64), "--batch-size", 1, "--epochs", 1000]
+    arguments = ["train", distilbert, "--data", csv_file(tmp_path / "d.csv", 64), "--batch-size", 1, "--epochs", 1000]
     process = subprocess.Popen(
         [sys.executable, "-m", "effcli", *map(str, arguments), "--logging-steps", "1", "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

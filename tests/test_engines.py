@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from jobs import ENGINES, Outcome, rows, run_job, tiny_model
 
 from effcli.data.batches import Collator, EpochBatchSampler
 from effcli.engines.window import WindowLoss, count_items, windows
 from effcli.optim import registry
 from effcli.spec import OptimSpec
+from tests.jobs import ENGINES, Outcome, rows, run_job, tiny_model
 
 TASKS = ("classification", "causal-lm", "regression")
 OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "sgd")

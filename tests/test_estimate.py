@@ -23,12 +23,12 @@ from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.optim.groups import decay_groups
 from effcli.optim.registry import default_hyper, entries, find
-from tests.commands import F1, F3, effcli, model_folder
+from tests.commands import TINY_DISTILBERT, TINY_GPT2, effcli, model_folder
 from tests.tiny_models import set_gradients
 
 TINY = {
-    "distilbert": (AutoModelForSequenceClassification, F1),
-    "gpt2": (AutoModelForCausalLM, F3),
+    "distilbert": (AutoModelForSequenceClassification, TINY_DISTILBERT),
+    "gpt2": (AutoModelForCausalLM, TINY_GPT2),
     "t5": (
         AutoModelForSeq2SeqLM,
         {"vocab_size": 200, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
@@ -50,11 +50,6 @@ TINY = {
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EFFCLI_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def f1(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "f1", F1)
 
 
 def states(*arguments: object) -> dict[str, int]:
@@ -93,56 +88,60 @@ def test_the_published_table_comes_out_exactly() -> None:
     [("fp32", 1_115_824, 295_648), ("bf16", 1_115_824, 295_648), ("bf16-pure", 557_992, 295_648)],
 )
 def test_only_pure_bf16_changes_state_and_only_where_state_follows_the_weight(
-    f1: Path, precision: str, adamw: int, adam8bit: int
+    distilbert: Path, precision: str, adamw: int, adam8bit: int
 ) -> None:
     record = effcli(
-        "estimate", f1, "--precision", precision, "--optim", "adamw", "--optim", "adam8bit", "--json"
+        "estimate", distilbert, "--precision", precision, "--optim", "adamw", "--optim", "adam8bit", "--json"
     ).record
     assert [o["state_bytes"] for o in record["optimizers"]] == [adamw, adam8bit]
     assert record["model"]["weights_bytes"] == (278_916 if precision == "bf16-pure" else 557_832)
 
 
-def test_settings_of_8_bit_optimizers_reach_those_that_know_them(f1: Path) -> None:
+def test_settings_of_8_bit_optimizers_reach_those_that_know_them(distilbert: Path) -> None:
     both = ("--optim", "adamw", "--optim", "adam8bit")
-    assert states(f1, *both, "--keep-32bit", "embed") == {"adamw": 1_115_824, "adam8bit": 702_096}
-    assert states(f1, *both, "--optim-bits", "32") == {"adamw": 1_115_824, "adam8bit": 8 * 139_458}
-    assert states(f1, *both, "--min-8bit-size", "1000000")["adam8bit"] == 8 * 139_458
-    assert states(f1, *both, "--override", "embed:optim_bits=32")["adam8bit"] == 702_096
-    assert states(f1, "--optim", "adamw", "--optim-arg", "amsgrad=true") == {"adamw": 1_673_656}
-    refused = effcli("estimate", f1, "--optim", "adamw", "--optim-bits", "32")
+    assert states(distilbert, *both, "--keep-32bit", "embed") == {"adamw": 1_115_824, "adam8bit": 702_096}
+    assert states(distilbert, *both, "--optim-bits", "32") == {"adamw": 1_115_824, "adam8bit": 8 * 139_458}
+    assert states(distilbert, *both, "--min-8bit-size", "1000000")["adam8bit"] == 8 * 139_458
+    assert states(distilbert, *both, "--override", "embed:optim_bits=32")["adam8bit"] == 702_096
+    assert states(distilbert, "--optim", "adamw", "--optim-arg", "amsgrad=true") == {"adamw": 1_673_656}
+    refused = effcli("estimate", distilbert, "--optim", "adamw", "--optim-bits", "32")
     assert refused.code == 2
     assert "--optim-bits 32" in refused.error
 
 
 def test_a_tied_head_counts_once_and_an_untied_one_twice(tmp_path: Path) -> None:
-    tied = effcli("estimate", model_folder(tmp_path / "tied", F3), "--optim", "adamw", "--json").record
+    tied = effcli("estimate", model_folder(tmp_path / "tied", TINY_GPT2), "--optim", "adamw", "--json").record
     assert (tied["model"]["num_parameters"], tied["optimizers"][0]["state_bytes"]) == (168_192, 1_345_648)
     assert tied["tied"] == ["lm_head.weight"]
     untied = effcli(
-        "estimate", model_folder(tmp_path / "untied", F3, tie_word_embeddings=False), "--optim", "adamw", "--json"
+        "estimate",
+        model_folder(tmp_path / "untied", TINY_GPT2, tie_word_embeddings=False),
+        "--optim",
+        "adamw",
+        "--json",
     ).record
     assert untied["model"]["num_parameters"] == 232_192
     masked = effcli("estimate", "distilbert-base-cased", "--task", "masked-lm", "--optim", "sgd", "--json").record
     assert masked["model"]["num_parameters"] == 65_812_036
 
 
-def test_frozen_parameters_have_weights_alone(f1: Path) -> None:
-    record = effcli("estimate", f1, "--freeze", "distilbert.*", "--optim", "adamw", "--json").record
+def test_frozen_parameters_have_weights_alone(distilbert: Path) -> None:
+    record = effcli("estimate", distilbert, "--freeze", "distilbert.*", "--optim", "adamw", "--json").record
     trainable = 64 * 64 + 64 + 2 * 64 + 2
     assert record["model"]["num_trainable_parameters"] == trainable
     assert record["model"]["gradients_bytes"] == 4 * trainable
     assert record["model"]["weights_bytes"] == 557_832
     assert record["optimizers"][0]["state_bytes"] == 8 * trainable + 4 * 4
-    refused = effcli("estimate", f1, "--freeze", "lm_head")
+    refused = effcli("estimate", distilbert, "--freeze", "lm_head")
     assert (refused.code, "--freeze 'lm_head' fits no parameter" in refused.error) == (2, True)
 
 
-def test_the_total_is_the_sum_of_its_rows_and_says_that_it_is_a_lower_bound(f1: Path) -> None:
-    record = effcli("estimate", f1, "--optim", "adamw", "--json").record
+def test_the_total_is_the_sum_of_its_rows_and_says_that_it_is_a_lower_bound(distilbert: Path) -> None:
+    record = effcli("estimate", distilbert, "--optim", "adamw", "--json").record
     model, optimizer = record["model"], record["optimizers"][0]
     parts = model["weights_bytes"] + model["gradients_bytes"] + optimizer["state_bytes"]
     assert optimizer["total_before_activations_bytes"] == parts == 2_231_488
-    assert re.search(r"activations +not included: every total is a lower bound", effcli("estimate", f1).stdout)
+    assert re.search(r"activations +not included: every total is a lower bound", effcli("estimate", distilbert).stdout)
 
 
 def test_units_are_binary_and_never_mixed() -> None:
@@ -188,11 +187,11 @@ def test_every_optimizer_of_every_catalogue_model_adds_up() -> None:
             assert min(state.by_parameter.values(), default=0) >= 0
 
 
-def test_a_second_estimate_of_a_folder_needs_neither_torch_nor_transformers(f1: Path) -> None:
-    first = effcli("estimate", f1, "--json").record
+def test_a_second_estimate_of_a_folder_needs_neither_torch_nor_transformers(distilbert: Path) -> None:
+    first = effcli("estimate", distilbert, "--json").record
     code = (
         "import sys, json; from effcli.cli.app import app\n"
-        f"app(['estimate', {str(f1)!r}, '--json'], standalone_mode=False)\n"
+        f"app(['estimate', {str(distilbert)!r}, '--json'], standalone_mode=False)\n"
         "print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -201,25 +200,29 @@ def test_a_second_estimate_of_a_folder_needs_neither_torch_nor_transformers(f1: 
 
 
 def test_a_changed_configuration_is_not_answered_from_the_cache(tmp_path: Path) -> None:
-    before = effcli("estimate", model_folder(tmp_path / "m", F1), "--json").record["model"]["num_parameters"]
-    after = effcli("estimate", model_folder(tmp_path / "m", F1, n_layers=3), "--json").record["model"]["num_parameters"]
+    before = effcli("estimate", model_folder(tmp_path / "m", TINY_DISTILBERT), "--json").record["model"][
+        "num_parameters"
+    ]
+    after = effcli("estimate", model_folder(tmp_path / "m", TINY_DISTILBERT, n_layers=3), "--json").record["model"][
+        "num_parameters"
+    ]
     assert (before, after > before) == (139_458, True)
 
 
-def test_a_cache_that_cannot_be_written_changes_nothing(f1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_changes_nothing(distilbert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EFFCLI_CACHE", "/proc/nowhere")
-    assert effcli("estimate", f1, "--json").record["model"]["num_parameters"] == 139_458
+    assert effcli("estimate", distilbert, "--json").record["model"]["num_parameters"] == 139_458
 
 
-def test_a_damaged_cache_entry_is_read_anew(f1: Path, tmp_path: Path) -> None:
-    effcli("estimate", f1, "--json")
+def test_a_damaged_cache_entry_is_read_anew(distilbert: Path, tmp_path: Path) -> None:
+    effcli("estimate", distilbert, "--json")
     (entry,) = (tmp_path / "cache").rglob("*.json")
     entry.write_text('{"parameters": 3}')
-    assert effcli("estimate", f1, "--json").record["model"]["num_parameters"] == 139_458
+    assert effcli("estimate", distilbert, "--json").record["model"]["num_parameters"] == 139_458
 
 
 def test_a_quantised_checkpoint_is_refused_with_the_reason(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "q", F1, quantization_config={"quant_method": "gptq", "bits": 4})
+    folder = model_folder(tmp_path / "q", TINY_DISTILBERT, quantization_config={"quant_method": "gptq", "bits": 4})
     refused = effcli("estimate", folder)
     assert refused.code == 2
     assert "quantised checkpoint (gptq)" in refused.error
@@ -292,12 +295,12 @@ def test_tables_fit_80_columns_and_cut_nothing_off(arguments: tuple[str, ...]) -
     assert "\x1b" not in text
 
 
-def test_an_estimate_equals_the_plan_of_a_run_with_the_same_model(f1: Path, tmp_path: Path) -> None:
+def test_an_estimate_equals_the_plan_of_a_run_with_the_same_model(distilbert: Path, tmp_path: Path) -> None:
     from tests.commands import csv_file
 
     data = csv_file(tmp_path / "d.csv")
-    run = effcli("train", f1, "--data", data, "--optim", "adam8bit", "--dry-run", "--json").record
-    estimated = effcli("estimate", f1, "--optim", "adam8bit", "--json").record
+    run = effcli("train", distilbert, "--data", data, "--optim", "adam8bit", "--dry-run", "--json").record
+    estimated = effcli("estimate", distilbert, "--optim", "adam8bit", "--json").record
     assert estimated["model"] == run["model"]
     wanted = ("state_bytes", "state_elements", "rule_of_thumb_bytes", "tensors", "total_before_activations_bytes")
     assert {key: estimated["optimizers"][0][key] for key in wanted} == {key: run["optimizer"][key] for key in wanted}

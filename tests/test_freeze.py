@@ -7,17 +7,19 @@ from pathlib import Path
 import bitsandbytes
 import pytest
 import torch
-from commands import F1, csv_file, effcli, model_folder
 from safetensors.torch import load_file
-from tiny_models import tiny_distilbert
 
-ENGINES = ("pytorch", "accelerate", "trainer")
+from tests.commands import effcli, saved_weights
+from tests.jobs import ENGINES
+from tests.tiny_models import tiny_distilbert
+
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam8bit": bitsandbytes.optim.Adam8bit}
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return csv_file(tmp_path / "d.csv")
+# Beginning of the frozen names -> flag, elements and tensors that still train.
+FROZEN = {"distilbert.": ("distilbert.*", 4_290, 4), "distilbert.embeddings.": ("embeddings", 71_234, 36)}
+RUNS = [
+    *((begins, optim, "pytorch") for begins in FROZEN for optim in OPTIMIZERS),
+    *(("distilbert.embeddings.", "adam8bit", engine) for engine in ENGINES if engine != "pytorch"),
+]
 
 
 def frozen_by_hand(begins: str) -> torch.nn.Module:
@@ -38,16 +40,12 @@ def upstream_state_bytes(model: torch.nn.Module, optim: str) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("optim", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("pattern", "begins", "trainable", "tensors"),
-    [("distilbert.*", "distilbert.", 4_290, 4), ("embeddings", "distilbert.embeddings.", 71_234, 36)],
-)
+@pytest.mark.parametrize(("begins", "optim", "engine"), RUNS)
 def test_only_what_trains_has_gradients_and_state(
-    pattern: str, begins: str, trainable: int, tensors: int, optim: str, engine: str, data: Path, tmp_path: Path
+    begins: str, optim: str, engine: str, data: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "m"
+    pattern, trainable, tensors = FROZEN[begins]
     by_hand = frozen_by_hand(begins)
     by_hand.save_pretrained(folder)
     record = effcli(
@@ -65,7 +63,7 @@ def test_only_what_trains_has_gradients_and_state(
     assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == expected
     assert record["optimizer"]["tensors"] == measured["tensors"]
 
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "o" / "model" / "model.safetensors")
+    before, after = load_file(folder / "model.safetensors"), saved_weights(tmp_path / "o")
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert moved
     assert not any(name.startswith(begins) for name in moved)
@@ -74,16 +72,17 @@ def test_only_what_trains_has_gradients_and_state(
     assert len(state) == tensors
 
 
-def test_trainable_frozen_and_total_stand_in_the_table_of_run_and_report(data: Path, tmp_path: Path) -> None:
-    folder, out = model_folder(tmp_path / "m", F1), tmp_path / "o"
-    arguments = ("train", folder, "--data", data, "--freeze", "distilbert.*", "--max-steps", 1, "--out", out)
+def test_trainable_frozen_and_total_stand_in_the_table_of_run_and_report(
+    distilbert: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "o"
+    arguments = ("train", distilbert, "--data", data, "--freeze", "distilbert.*", "--max-steps", 1, "--out", out)
     for text in (effcli(*arguments, "--dry-run").stdout, effcli(*arguments).stdout, effcli("report", out).stdout):
         assert "4,290 trainable + 135,168 frozen = 139,458, in 40 tensors" in text
 
 
-def test_several_patterns_add_up_and_a_whole_name_freezes_one(data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F1)
-    common = ("train", folder, "--data", data, "--dry-run", "--json")
+def test_several_patterns_add_up_and_a_whole_name_freezes_one(distilbert: Path, data: Path) -> None:
+    common = ("train", distilbert, "--data", data, "--dry-run", "--json")
     patterns = ("--freeze", "*.weight", "--freeze", "=pre_classifier.bias")
     record = effcli(*common, *patterns).record
     by_hand = tiny_distilbert()

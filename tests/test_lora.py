@@ -9,37 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from commands import F1, F3, csv_file, effcli, model_folder
-from safetensors.torch import load_file
-from tiny_models import tiny_distilbert, tiny_gpt2
 
-from effcli import pipeline
-from effcli.errors import InterruptedRunError
 from effcli.models.build import parameter_infos
 from effcli.optim.groups import decay_groups, hidden_names
-from effcli.report.progress import QuietProgress
+from tests.commands import data_flags, effcli, saved_weights
+from tests.jobs import ENGINES
+from tests.stopped_runs import check_that_a_stop_changes_nothing
+from tests.tiny_models import tiny_distilbert, tiny_gpt2
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import peft
 
-ENGINES = ("pytorch", "accelerate", "trainer")
+STATE_BYTES = {"adamw": 67_136, "adam8bit": 8 * 4_290 + 2 * 4_096 + 8 * 16 + 2_048}
 LORA = ("--lora-r", 8, "--lora-targets", "q_lin,v_lin")
-
-
-@pytest.fixture
-def f1(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "f1", F1)
-
-
-@pytest.fixture
-def f3(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "f3", F3)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return csv_file(tmp_path / "d.csv")
 
 
 def adapted(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
@@ -66,12 +49,12 @@ def test_adapters_alone_have_state_even_if_all_parameters_are_passed(everything:
     assert (len(trained), sum(info.num_elements for info in trained)) == (8, 4_096)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("optim", "state"), [("adamw", 67_136), ("adam8bit", 8 * 4_290 + 2 * 4_096 + 8 * 16 + 2_048)])
+@pytest.mark.parametrize(("optim", "engine"), [("adamw", "pytorch"), *(("adam8bit", engine) for engine in ENGINES)])
 def test_adapters_and_head_train_and_the_rest_counts_as_weights(
-    optim: str, state: int, engine: str, f1: Path, data: Path, tmp_path: Path
+    optim: str, engine: str, distilbert: Path, data: Path, tmp_path: Path
 ) -> None:
-    arguments = ("train", f1, "--data", data, *LORA, "--optim", optim, "--engine", engine, "--max-steps", 2, "--json")
+    common = ("train", distilbert, "--data", data, *LORA)
+    arguments = (*common, "--optim", optim, "--engine", engine, "--max-steps", 2, "--json")
     record = effcli(*arguments, "--out", tmp_path / "o").record
     model, measured = record["model"], record["measured"]
     assert model["architecture"] == "DistilBertForSequenceClassification"
@@ -79,10 +62,10 @@ def test_adapters_and_head_train_and_the_rest_counts_as_weights(
     assert model["num_parameters"] == 147_844
     assert model["weights_bytes"] == measured["weights_bytes"] == 4 * 147_844
     assert model["gradients_bytes"] == measured["gradients_bytes"] == 4 * 8_386
-    assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == state
+    assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == STATE_BYTES[optim]
     assert record["optimizer"]["tensors"] == measured["tensors"]
     assert sum(group["num_tensors"] for group in record["groups"]) == 12
-    estimated = effcli("estimate", f1, *LORA, "--optim", optim, "--json").record
+    estimated = effcli("estimate", distilbert, *LORA, "--optim", optim, "--json").record
     assert estimated["model"] == model
     assert estimated["optimizers"][0]["tensors"] == measured["tensors"]
     planned = effcli(*arguments, "--dry-run").record
@@ -91,14 +74,15 @@ def test_adapters_and_head_train_and_the_rest_counts_as_weights(
 
 
 @pytest.mark.parametrize("family", ["classification", "causal-lm"])
-def test_the_engines_make_the_same_updates(family: str, f1: Path, f3: Path, data: Path, tmp_path: Path) -> None:
-    model = (f1, *LORA) if family == "classification" else (f3, "--lora-r", 4, "--text-column", "sentence")
+def test_the_engines_make_the_same_updates(
+    family: str, distilbert: Path, gpt2: Path, data: Path, tmp_path: Path
+) -> None:
+    model = (distilbert, *LORA) if family == "classification" else (gpt2, "--lora-r", 4)
     histories = []
     for engine in ENGINES:
-        arguments = ("--task", family, "--optim", "sgd", "--lr", 0.1, "--lora-dropout", 0.1, "--engine", engine)
         record = effcli(
-            "train", *model, "--data", data, *arguments, "--batch-size", 2, "--accum", 2, "--max-steps", 3,
-            "--out", tmp_path / engine, "--json",
+            "train", *model, *data_flags(family, data), "--optim", "sgd", "--lr", 0.1, "--lora-dropout", 0.1,
+            "--engine", engine, "--batch-size", 2, "--accum", 2, "--max-steps", 3, "--out", tmp_path / engine, "--json",
         ).record  # fmt: skip
         histories.append(record["history"])
         assert all(line["grad_norm"] > 0 for line in record["history"])
@@ -107,9 +91,9 @@ def test_the_engines_make_the_same_updates(family: str, f1: Path, f3: Path, data
             assert [x[key] for x in history] == pytest.approx([x[key] for x in histories[0]], rel=1e-6)
 
 
-def test_a_language_model_keeps_its_tied_head_frozen_and_nobody_warns(f3: Path, data: Path, tmp_path: Path) -> None:
-    arguments = ("--task", "causal-lm", "--text-column", "sentence", "--data", data, "--lora-r", 8, "--max-steps", 1)
-    done = effcli("train", f3, *arguments, "--out", tmp_path / "o", "--json")
+def test_a_language_model_keeps_its_tied_head_frozen_and_nobody_warns(gpt2: Path, data: Path, tmp_path: Path) -> None:
+    arguments = (*data_flags("causal-lm", data), "--lora-r", 8, "--max-steps", 1)
+    done = effcli("train", gpt2, *arguments, "--out", tmp_path / "o", "--json")
     alone = adapted(tiny_gpt2(), target_modules=["c_attn"])
     trainable = sum(param.numel() for param in alone.parameters() if param.requires_grad)
     assert done.record["model"]["num_trainable_parameters"] == trainable == 4_096
@@ -121,9 +105,9 @@ def test_a_language_model_keeps_its_tied_head_frozen_and_nobody_warns(f3: Path, 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_recomputed_activations_change_no_gradient_of_the_adapters(
-    engine: str, f1: Path, data: Path, tmp_path: Path
+    engine: str, distilbert: Path, data: Path, tmp_path: Path
 ) -> None:
-    common = ("train", f1, "--data", data, *LORA, "--engine", engine, "--max-steps", 1, "--json")
+    common = ("train", distilbert, "--data", data, *LORA, "--engine", engine, "--max-steps", 1, "--json")
     plain = effcli(*common, "--out", tmp_path / "a").record["history"]
     saving = effcli(*common, "--gradient-checkpointing", "--out", tmp_path / "b").record["history"]
     assert all(line["grad_norm"] > 0 for line in saving)
@@ -139,44 +123,28 @@ def test_weights_below_an_embedding_and_the_head_are_no_hidden_ones() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_resumed_run_ends_with_the_same_adapters(engine: str, data: Path, tmp_path: Path) -> None:
-    f1 = model_folder(tmp_path / "f1", F1, dropout=0.1)
-
-    def flags(out: str) -> dict[str, Any]:
-        return {
-            "model": {"name": str(f1), "lora_r": 4, "lora_targets": ["all-linear"], "lora_dropout": 0.1},
-            "data": {"train": str(data), "eval": str(data)},
-            "optim": {"name": "adamw", "lr": 1e-3},
-            "loop": {"batch_size": 2, "epochs": 2, "engine": engine},
-            "output": {"out": str(tmp_path / out)},
-        }
-
-    progress = QuietProgress()
-    whole = pipeline.train(pipeline.resolve_spec(flags("a")), progress=progress)
-    with pytest.raises(InterruptedRunError):
-        pipeline.train(pipeline.resolve_spec(flags("b")), progress=progress, stop_after_updates=5)
-    rest = pipeline.train(pipeline.resolve_spec({}, resume_from=str(tmp_path / "b")), progress=progress, resume=True)
-    assert rest.history == whole.history
-    assert rest.eval == whole.eval
-    one, other = (load_file(tmp_path / name / "model" / "adapter_model.safetensors") for name in "ab")
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+def test_a_resumed_run_ends_with_the_same_adapters(engine: str, tmp_path: Path) -> None:
+    lora = {"lora_r": 4, "lora_targets": ["all-linear"], "lora_dropout": 0.1}
+    rest = check_that_a_stop_changes_nothing(
+        tmp_path, {"name": "adamw"}, model=lora, engine=engine, batch_size=4, accum=1
+    )
+    assert any("lora_B" in name for name in saved_weights(tmp_path / "parts"))
     assert any(note.startswith("LoRA of rank 4, alpha 8") for note in rest.notes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_pure_bf16_keeps_adapters_in_fp32(engine: str, f1: Path, data: Path, tmp_path: Path) -> None:
+def test_pure_bf16_keeps_adapters_in_fp32(engine: str, distilbert: Path, data: Path, tmp_path: Path) -> None:
     record = effcli(
-        "train", f1, "--data", data, *LORA, "--precision", "bf16-pure", "--engine", engine, "--max-steps", 2,
+        "train", distilbert, "--data", data, *LORA, "--precision", "bf16-pure", "--engine", engine, "--max-steps", 2,
         "--out", tmp_path / "o", "--json",
     ).record  # fmt: skip
     model, measured = record["model"], record["measured"]
     assert model["weights_bytes"] == measured["weights_bytes"] == 2 * (139_458 + 4_290) + 4 * 4_096
     assert model["gradients_bytes"] == measured["gradients_bytes"] == 2 * 4_290 + 4 * 4_096
-    assert effcli("estimate", f1, *LORA, "--precision", "bf16-pure", "--json").record["model"] == model
+    assert effcli("estimate", distilbert, *LORA, "--precision", "bf16-pure", "--json").record["model"] == model
     state = 2 * model["gradients_bytes"] + 4 * 12
     assert record["optimizer"]["state_bytes"] == measured["optimizer_state_bytes"] == state
-    saved = load_file(tmp_path / "o" / "model" / "adapter_model.safetensors")
+    saved = saved_weights(tmp_path / "o")
     assert {str(value.dtype) for name, value in saved.items() if "lora_" in name} == {"torch.float32"}
 
 
@@ -211,15 +179,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda value: " ".join(map(str, value)))
-def test_a_wrong_setting_is_one_line(arguments: tuple[object, ...], words: list[str], f1: Path, data: Path) -> None:
-    done = effcli("train", f1, "--data", data, *arguments, "--dry-run")
+def test_a_wrong_setting_is_one_line(
+    arguments: tuple[object, ...], words: list[str], distilbert: Path, data: Path
+) -> None:
+    done = effcli("train", distilbert, "--data", data, *arguments, "--dry-run")
     assert done.code == 2, done.stderr
     assert all(word in done.error for word in words), done.error
 
 
-def test_a_missing_peft_is_one_line_with_the_pip_command(f1: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peft_is_one_line_with_the_pip_command(
+    distilbert: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    done = effcli("train", f1, "--data", data, *LORA)
+    done = effcli("train", distilbert, "--data", data, *LORA)
     assert done.code == 3
     assert "pip install peft" in done.error
-    assert effcli("train", f1, "--data", data, "--dry-run").code == 0
+    assert effcli("train", distilbert, "--data", data, "--dry-run").code == 0

@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from commands import F1, F3, csv_file, effcli, model_folder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
+
+from tests.commands import data_flags, effcli
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import peft
-
-
-@pytest.fixture
-def f3(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "f3", F3)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return csv_file(tmp_path / "d.csv")
 
 
 def loaded(kind: str, folder: Path, **settings: Any) -> torch.nn.Module:
@@ -47,24 +38,11 @@ def evaluation_loss(model: torch.nn.Module, folder: Path, data: Path) -> float:
     return torch.nn.functional.cross_entropy(logits, torch.tensor([index[label] for label in labels])).item()
 
 
-def test_adapters_on_random_weights_are_saved_with_those(data: Path, tmp_path: Path) -> None:
-    f1 = model_folder(tmp_path / "f1", F1)
+def test_adapters_on_random_weights_are_saved_with_those(distilbert: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
-    arguments = (
-        "--data",
-        data,
-        "--eval-data",
-        data,
-        "--lora-r",
-        8,
-        "--lora-targets",
-        "q_lin,v_lin",
-        "--lr",
-        1e-2,
-        "--out",
-        out,
-    )
-    record = effcli("train", f1, *arguments, "--json").record
+    lora = ("--lora-r", 8, "--lora-targets", "q_lin,v_lin")
+    arguments = ("--data", data, "--eval-data", data, *lora, "--lr", 1e-2, "--out", out)
+    record = effcli("train", distilbert, *arguments, "--json").record
     model = loaded("SequenceClassification", out / "model")
     assert evaluation_loss(model, out / "model", data) == pytest.approx(record["eval"][-1]["eval_loss"], abs=1e-6)
     below = AutoModelForSequenceClassification.from_pretrained(out / "model" / "base")
@@ -73,9 +51,9 @@ def test_adapters_on_random_weights_are_saved_with_those(data: Path, tmp_path: P
     assert trained.lora_B["default"].weight.abs().max() > 0
 
 
-def test_adapters_load_onto_the_model_they_were_made_for(f3: Path, data: Path, tmp_path: Path) -> None:
-    text = ("--task", "causal-lm", "--text-column", "sentence", "--data", data)
-    assert effcli("train", f3, *text, "--max-steps", 1, "--out", tmp_path / "base").code == 0
+def test_adapters_load_onto_the_model_they_were_made_for(gpt2: Path, data: Path, tmp_path: Path) -> None:
+    text = data_flags("causal-lm", data)
+    assert effcli("train", gpt2, *text, "--max-steps", 1, "--out", tmp_path / "base").code == 0
     below = tmp_path / "base" / "model"
     three = tmp_path / "three.csv"
     three.write_text("text,label\none two three,a\nfour five,b\nsix seven eight nine,c\none three,a\n")
@@ -96,10 +74,10 @@ def test_adapters_load_onto_the_model_they_were_made_for(f3: Path, data: Path, t
     assert str(below) in error
 
 
-def test_adapters_of_embedding_and_tied_head_load_again(f3: Path, data: Path, tmp_path: Path) -> None:
+def test_adapters_of_embedding_and_tied_head_load_again(gpt2: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
     done = effcli(
-        "train", f3, "--task", "causal-lm", "--text-column", "sentence", "--data", data, "--eval-data", data,
+        "train", gpt2, *data_flags("causal-lm", data), "--eval-data", data,
         "--lora-r", 2, "--lora-targets", "wte,lm_head", "--lr", 1e-2, "--batch-size", 12, "--out", out, "--json",
     )  # fmt: skip
     model, tokenizer = loaded("CausalLM", out / "model"), AutoTokenizer.from_pretrained(out / "model")

@@ -11,12 +11,12 @@ from typing import Any
 import pynvml
 import pytest
 import torch
-from jobs import ENGINES, rows, run_job, tiny_model
-from tiny_models import set_gradients, tiny_distilbert, tiny_gpt2
 
 from effcli.measure.nvml import read_nvml
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
 from effcli.measure.throughput import ThroughputMeter
+from tests.jobs import ENGINES, rows, run_job, tiny_model
+from tests.tiny_models import set_gradients, tiny_distilbert, tiny_gpt2
 
 CUDA = torch.device("cuda", 0)
 

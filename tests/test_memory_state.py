@@ -7,10 +7,11 @@ import torch
 
 from effcli.errors import UsageError
 from effcli.memory.state import predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.registry import entries, find, resolve_hyper
 from effcli.spec import OptimSpec
 from effcli.units import ParamInfo, Placement
-from tests.tiny_models import infos, measured, tiny_distilbert, tiny_gpt2
+from tests.tiny_models import measured, tiny_distilbert, tiny_gpt2
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_tiny_distilbert_takes_the_published_bytes(
 ) -> None:
     model = tiny_distilbert().to(dtype)
     entry = find(name)
-    assert predict_state(entry, infos(model), resolve_hyper(entry, spec)).state_bytes == num_bytes
+    assert predict_state(entry, parameter_infos(model), resolve_hyper(entry, spec)).state_bytes == num_bytes
     assert measured(entry, model, spec).state_bytes == num_bytes
 
 
@@ -65,7 +66,7 @@ def test_autocast_changes_no_state(name: str, num_bytes: int) -> None:
 
 def test_a_tied_head_counts_once() -> None:
     model, entry = tiny_gpt2(), find("adamw")
-    predicted = predict_state(entry, infos(model), entry.defaults)
+    predicted = predict_state(entry, parameter_infos(model), entry.defaults)
     assert (predicted.num_parameters, predicted.state_bytes) == (28, 1_345_648)
     assert measured(entry, model, OptimSpec()).state_bytes == 1_345_648
 
@@ -73,7 +74,7 @@ def test_a_tied_head_counts_once() -> None:
 def test_a_frozen_embedding_has_no_state() -> None:
     model, entry = tiny_gpt2(), find("adamw")
     model.transformer.wte.weight.requires_grad_(False)
-    predicted = predict_state(entry, infos(model), entry.defaults)
+    predicted = predict_state(entry, parameter_infos(model), entry.defaults)
     assert "transformer.wte.weight" not in predicted.by_parameter
     assert predicted.state_bytes == 1_345_648 - (8 * 64_000 + 4)
     assert measured(entry, model, OptimSpec()).by_parameter == predicted.by_parameter

@@ -8,10 +8,11 @@ import torch
 from effcli.errors import UsageError
 from effcli.measure.optimizer_size import compute_optimizer_size
 from effcli.memory.state import predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.learning_rate import OwnRateSchedule, current_lr
 from effcli.optim.registry import find, resolve_hyper
 from effcli.spec import OptimSpec
-from tests.tiny_models import infos, stepped
+from tests.tiny_models import stepped
 
 FIVE = {(64, 32): 384, (32,): 128, (8, 16, 32): 1_536, (1, 32): 132, (4, 3, 3, 3): 288}
 
@@ -24,7 +25,7 @@ def five_shapes() -> torch.nn.Module:
 def test_five_shapes_take_the_published_bytes(name: str) -> None:
     model, entry, spec = five_shapes(), find(name), OptimSpec(name=name)
     optimizer = stepped(entry, model, spec)
-    predicted = predict_state(entry, infos(model), resolve_hyper(entry, spec))
+    predicted = predict_state(entry, parameter_infos(model), resolve_hyper(entry, spec))
     assert list(predicted.by_parameter.values()) == [factors + 4 for factors in FIVE.values()]
     assert predicted.state_bytes == 2_488
     assert compute_optimizer_size(optimizer.state.values())[0] * 2**20 == 2_488
@@ -33,7 +34,7 @@ def test_five_shapes_take_the_published_bytes(name: str) -> None:
 def test_a_first_moment_brings_the_full_size_back() -> None:
     model, entry, spec = five_shapes(), find("adafactor"), OptimSpec(name="adafactor", beta1=0.9)
     optimizer = stepped(entry, model, spec)
-    assert predict_state(entry, infos(model), resolve_hyper(entry, spec)).state_bytes == 27_752
+    assert predict_state(entry, parameter_infos(model), resolve_hyper(entry, spec)).state_bytes == 27_752
     assert compute_optimizer_size(optimizer.state.values())[0] * 2**20 == 27_752
 
 

@@ -11,11 +11,12 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification, 
 
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.groups import decay_groups
 from effcli.optim.registry import entries, find, resolve_hyper
 from effcli.spec import OptimSpec
-from tests.tiny_models import infos, stepped, tiny_distilbert, tiny_gpt2, tiny_mixtral, tiny_t5, tiny_vit
+from tests.tiny_models import stepped, tiny_distilbert, tiny_gpt2, tiny_mixtral, tiny_t5, tiny_vit
 
 TINY = (tiny_distilbert, tiny_gpt2, tiny_t5, tiny_vit, tiny_mixtral)
 LARGE = {
@@ -34,7 +35,7 @@ def check(entry: OptimizerEntry, model: PreTrainedModel) -> tuple[int, int]:
         pytest.skip(f"{entry.package} is not installed: pip install {entry.pip}")
     torch.manual_seed(0)
     spec = OptimSpec(name=entry.name)
-    predicted = predict_state(entry, infos(model), resolve_hyper(entry, spec))
+    predicted = predict_state(entry, parameter_infos(model), resolve_hyper(entry, spec))
     measured = inspect_optimizer(stepped(entry, model, spec))
     assert predicted.tensors == measured.tensors
     assert {name: b for name, b in predicted.by_parameter.items() if b} == {

@@ -16,10 +16,11 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification, 
 import effcli
 from effcli.measure.optimizer_size import compute_optimizer_size, inspect_optimizer, inspect_states
 from effcli.memory.state import predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.registry import find, resolve_hyper
 from effcli.spec import OptimSpec
 from effcli.units import StateAmount
-from tests.tiny_models import infos, set_gradients, stepped, tiny_distilbert, tiny_gpt2
+from tests.tiny_models import set_gradients, stepped, tiny_distilbert, tiny_gpt2
 
 TABLE = {
     "adamw": (526_264_752, 131_566_188),
@@ -51,7 +52,7 @@ def test_distilbert_base_cased_takes_the_published_bytes_and_elements(name: str,
     optimizer = entry.build([{"params": list(distilbert.parameters()), "weight_decay": 0.0}], hyper)
     optimizer.step()
     megabytes, elements = compute_optimizer_size(optimizer.state.values())
-    predicted = predict_state(entry, infos(distilbert), hyper)
+    predicted = predict_state(entry, parameter_infos(distilbert), hyper)
     assert (megabytes * 1024 * 1024, elements) == TABLE[entry.name]
     assert (predicted.state_bytes, predicted.state_elements) == TABLE[entry.name]
     assert predicted.tensors == inspect_optimizer(optimizer).tensors
@@ -60,7 +61,7 @@ def test_distilbert_base_cased_takes_the_published_bytes_and_elements(name: str,
 def test_the_megabytes_print_as_in_the_course_material(distilbert: PreTrainedModel) -> None:
     shown = {}
     for name in ("adamw", "adafactor", "adam8bit"):
-        predicted = predict_state(find(name), infos(distilbert), resolve_hyper(find(name), OptimSpec()))
+        predicted = predict_state(find(name), parameter_infos(distilbert), resolve_hyper(find(name), OptimSpec()))
         shown[name] = f"{predicted.state_bytes / 2**20:.0f}"
     assert shown == {"adamw": "502", "adafactor": "1", "adam8bit": "128"}
     rule = find("adam8bit").rule_of_thumb_bytes

@@ -11,11 +11,12 @@ import torch
 
 from effcli.measure.optimizer_size import inspect_optimizer, inspect_states, state_notes
 from effcli.memory.state import predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.groups import decay_groups
 from effcli.optim.registry import find, resolve_hyper
 from effcli.spec import OptimSpec
 from effcli.units import StateAmount
-from tests.tiny_models import infos, set_gradients, stepped, tiny_gpt2
+from tests.tiny_models import set_gradients, stepped, tiny_gpt2
 
 
 class Wrapper:
@@ -48,7 +49,7 @@ def test_accelerates_and_trainers_wrappers_are_looked_through(tmp_path) -> None:
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.train()
     assert type(trainer.optimizer).__name__ == "AcceleratedOptimizer"
-    predicted = predict_state(find("adafactor"), infos(model), resolve_hyper(find("adafactor"), OptimSpec()))
+    predicted = predict_state(find("adafactor"), parameter_infos(model), resolve_hyper(find("adafactor"), OptimSpec()))
     assert inspect_optimizer(trainer.optimizer).tensors == predicted.tensors
 
 

@@ -11,19 +11,16 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from commands import F1, csv_file, effcli, model_folder
-from jobs import ENGINES, Outcome, rows, run_job, tiny_model
-from safetensors.torch import load_file
 from torch.nn.utils import get_total_norm
 
-from effcli import pipeline
 from effcli.data.batches import Collator, epoch_order
 from effcli.engines.base import Loop
 from effcli.engines.clipping import PercentileClipping
-from effcli.errors import InterruptedRunError
 from effcli.optim import registry
-from effcli.report.progress import QuietProgress
-from effcli.spec import OptimSpec, RunSpec
+from effcli.spec import OptimSpec
+from tests.commands import effcli
+from tests.jobs import ENGINES, Outcome, rows, run_job, tiny_model
+from tests.stopped_runs import check_that_a_stop_changes_nothing, settings, train_and_stop
 
 NO_LIMIT = float("inf")
 OPTIMIZERS = ("sgd", "adamw", "adafactor", "adam8bit", "muon")
@@ -209,39 +206,22 @@ def test_the_gradient_scaler_hands_over_what_is_clipped(fused: bool) -> None:
         assert weight.item() == expected
 
 
-def spec_of(folder: Path, out: str, **loop_fields) -> RunSpec:
-    model, data = model_folder(folder / "f1", F1, dropout=0.1), csv_file(folder / "d.csv", 20)
-    loop = {"batch_size": 2, "accum": 2, "epochs": 2} | loop_fields
-    flags = {"model": {"name": str(model)}, "data": {"train": str(data)}, "output": {"out": str(folder / out)}}
-    return pipeline.resolve_spec(flags | {"optim": {"lr": 1e-3}, "loop": loop})
-
-
-def stopped(folder: Path, out: str, *, after: int, **loop_fields) -> None:
-    with pytest.raises(InterruptedRunError):
-        pipeline.train(spec_of(folder, out, **loop_fields), progress=QuietProgress(), stop_after_updates=after)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_resumed_run_goes_on_with_the_norms_of_the_first_part(engine: str, tmp_path: Path) -> None:
     fields = {"engine": engine, "percentile_clipping": 40, "max_grad_norm": 0}
-    whole = pipeline.train(spec_of(tmp_path, "a", **fields), progress=QuietProgress())
-    stopped(tmp_path, "b", after=3, **fields)
-    again = pipeline.resolve_spec({}, resume_from=str(tmp_path / "b"))
-    rest = pipeline.train(again, progress=QuietProgress(), resume=True)
-
-    assert rest.history == whole.history
-    assert rest.notes[-1] == whole.notes[-1]
-    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in "ab")
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    norms = [line.grad_norm for line in whole.history]
-    assert [line.clip_norm for line in whole.history] == expected_limits(norms, 40)
+    rest = check_that_a_stop_changes_nothing(tmp_path, {}, **fields)
+    whole = json.loads((tmp_path / "whole" / "record.json").read_text())
+    assert rest.notes[-1] == whole["notes"][-1]
+    norms = [line.grad_norm for line in rest.history]
+    assert [line.clip_norm for line in rest.history] == expected_limits(norms, 40)
     # Forgetting the first three norms would have shown.
     assert expected_limits(norms, 40)[3:] != expected_limits(norms[3:], 40)
 
 
-def test_the_record_says_the_limit_of_each_update_and_one_note_sums_up(tmp_path: Path) -> None:
-    model, data = model_folder(tmp_path / "f1", F1), csv_file(tmp_path / "d.csv")
-    common = ("train", model, "--data", data, "--batch-size", 2, "--epochs", 2, "--json")
+def test_the_record_says_the_limit_of_each_update_and_one_note_sums_up(
+    distilbert: Path, data: Path, tmp_path: Path
+) -> None:
+    common = ("train", distilbert, "--data", data, "--batch-size", 2, "--epochs", 2, "--json")
     done = effcli(*common, "--percentile-clipping", 50, "--max-grad-norm", 0.9, "--out", tmp_path / "o")
     history = done.record["history"]
     norms = [line["grad_norm"] for line in history]
@@ -268,21 +248,20 @@ def test_a_percentile_out_of_range_is_refused_in_one_line(value: str) -> None:
     assert value in done.error
 
 
-def test_a_dry_run_shows_the_percentile(tmp_path: Path) -> None:
-    model, data = model_folder(tmp_path / "f1", F1), csv_file(tmp_path / "d.csv")
-    done = effcli("train", model, "--data", data, "--percentile-clipping", 90, "--dry-run", "--json")
+def test_a_dry_run_shows_the_percentile(distilbert: Path, data: Path) -> None:
+    done = effcli("train", distilbert, "--data", data, "--percentile-clipping", 90, "--dry-run", "--json")
     assert done.record["spec"]["loop"]["percentile_clipping"] == 90.0
 
 
 def test_resume_refuses_another_percentile(tmp_path: Path) -> None:
-    stopped(tmp_path, "o", after=2, percentile_clipping=40)
+    train_and_stop(settings(tmp_path, "o", {}, percentile_clipping=40), after=2)
     done = effcli("train", "--out", tmp_path / "o", "--resume", "--percentile-clipping", 50)
     assert done.code == 2
     assert "other values of --percentile-clipping" in done.error
 
 
 def test_a_checkpoint_from_before_percentile_clipping_resumes_without_it_alone(tmp_path: Path) -> None:
-    stopped(tmp_path, "o", after=2)
+    train_and_stop(settings(tmp_path, "o", {}), after=2)
     folder = next((tmp_path / "o" / "checkpoints").iterdir())
     saved = json.loads((folder / "progress.json").read_text())
     del saved["spec"]["loop"]["percentile_clipping"]

@@ -6,7 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from commands import csv_file, effcli
+
+from tests.commands import csv_file, effcli
 
 SENTENCES = Path(__file__).parents[2] / "shared" / "data" / "sst2"
 

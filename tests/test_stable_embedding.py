@@ -5,32 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bitsandbytes
 import pytest
 import torch
 from bitsandbytes.nn import StableEmbedding
 from bitsandbytes.optim import GlobalOptimManager
-from commands import F1, F3, csv_file, effcli, model_folder
 from safetensors.torch import load_file
-from tiny_models import tiny_distilbert, tiny_gpt2
 from transformers import Adafactor
 
-from effcli import pipeline
-from effcli.errors import InterruptedRunError, UsageError
+from effcli.errors import UsageError
 from effcli.models.stable_embedding import MARKER, embeddings_of, replace_embeddings, use_stable_embeddings
-from effcli.report.progress import QuietProgress
+from tests.commands import TINY_DISTILBERT, TINY_GPT2, data_flags, effcli, model_folder, saved_weights
+from tests.jobs import ENGINES
+from tests.stopped_runs import check_that_a_stop_changes_nothing
+from tests.tiny_models import tiny_distilbert, tiny_gpt2
 
-ENGINES = ("pytorch", "accelerate", "trainer")
 TASKS = {
     "classification": (
-        F1,
+        TINY_DISTILBERT,
         tiny_distilbert,
         ("embeddings.word_embeddings", "embeddings.position_embeddings"),
         "distilbert",
     ),
-    "causal-lm": (F3, tiny_gpt2, ("wte", "wpe"), "transformer"),
+    "causal-lm": (TINY_GPT2, tiny_gpt2, ("wte", "wpe"), "transformer"),
 }
 OPTIMIZERS = {
     "adam8bit": lambda params: bitsandbytes.optim.Adam8bit(params),
@@ -39,10 +37,11 @@ OPTIMIZERS = {
     "adafactor": lambda params: Adafactor(params, scale_parameter=False, relative_step=False, lr=1e-3),
 }
 
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return csv_file(tmp_path / "d.csv")
+# The engine matters to the optimizers whose bits upstream's manager decides.
+RUNS = [
+    *((task, optim, "pytorch") for task in TASKS for optim in OPTIMIZERS),
+    *((task, "adam8bit", engine) for task in TASKS for engine in ENGINES if engine != "pytorch"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +49,6 @@ def nothing_is_left_in_the_manager() -> Iterator[None]:
     manager = GlobalOptimManager.get_instance()
     yield
     assert (manager.module_weight_config_triple, manager.pid2config, manager.index2config) == ([], {}, {})
-
-
-def arguments_of(task: str, data: Path) -> tuple[object, ...]:
-    return ("--data", data, *(("--task", "causal-lm", "--text-column", "sentence") if task == "causal-lm" else ()))
 
 
 def upstream_state_bytes(task: str, optim: str) -> int:
@@ -80,14 +75,12 @@ def upstream_state_bytes(task: str, optim: str) -> int:
     return sum(found.values())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("optim", OPTIMIZERS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("task", "optim", "engine"), RUNS)
 def test_the_state_is_that_of_upstream_modules_and_optimizers(
     task: str, optim: str, engine: str, data: Path, tmp_path: Path
 ) -> None:
     folder = model_folder(tmp_path / "m", TASKS[task][0])
-    common = ("train", folder, *arguments_of(task, data), "--optim", optim, "--engine", engine, "--max-steps", 1)
+    common = ("train", folder, *data_flags(task, data), "--optim", optim, "--engine", engine, "--max-steps", 1)
     record = effcli(*common, "--stable-embedding", "--out", tmp_path / "o", "--json").record
     expected = upstream_state_bytes(task, optim)
     assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == expected
@@ -105,20 +98,15 @@ def test_the_state_is_that_of_upstream_modules_and_optimizers(
         assert planned[key] == record[key]
 
 
-def trained(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights that a run saved."""
-    return load_file(folder / "model" / "model.safetensors")
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_all_other_weights_are_as_without_it_and_norms_begin_as_the_identity(
     task: str, data: Path, tmp_path: Path
 ) -> None:
     folder = model_folder(tmp_path / "m", TASKS[task][0])
-    common = ("train", folder, *arguments_of(task, data), "--lr", 0, "--max-steps", 1)
+    common = ("train", folder, *data_flags(task, data), "--lr", 0, "--max-steps", 1)
     assert effcli(*common, "--out", tmp_path / "without").code == 0
     done = effcli(*common, "--stable-embedding", "--out", tmp_path / "with")
-    without, with_it = trained(tmp_path / "without"), trained(tmp_path / "with")
+    without, with_it = saved_weights(tmp_path / "without"), saved_weights(tmp_path / "with")
     assert all(torch.equal(value, with_it[name]) for name, value in without.items())
     norms = {name: value for name, value in with_it.items() if name not in without}
     assert len(norms) == 4
@@ -133,46 +121,27 @@ def test_loaded_weights_stay_and_only_the_norms_are_new(data: Path, tmp_path: Pa
     tiny_distilbert().save_pretrained(tmp_path / "m")
     common = ("--data", data, "--lr", 0, "--max-steps", 1, "--stable-embedding")
     done = effcli("train", tmp_path / "m", *common, "--out", tmp_path / "o")
-    before, after = load_file(tmp_path / "m" / "model.safetensors"), trained(tmp_path / "o")
+    before, after = load_file(tmp_path / "m" / "model.safetensors"), saved_weights(tmp_path / "o")
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert "random weights" not in done.stderr
 
 
-def test_norms_are_not_decayed(data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F1)
-    record = effcli("train", folder, "--data", data, "--stable-embedding", "--dry-run", "--json").record
+def test_norms_are_not_decayed(distilbert: Path, data: Path) -> None:
+    record = effcli("train", distilbert, "--data", data, "--stable-embedding", "--dry-run", "--json").record
     assert [(group["num_tensors"], group["num_elements"]) for group in record["groups"]] == [(16, 137_856), (28, 1_858)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F1, dropout=0.1)
-
-    def flags(out: str) -> dict[str, Any]:
-        return {
-            "model": {"name": str(folder), "stable_embedding": True},
-            "data": {"train": str(data)},
-            "optim": {"name": "adam8bit", "lr": 1e-3},
-            "loop": {"batch_size": 4, "epochs": 2, "engine": engine},
-            "output": {"out": str(tmp_path / out)},
-        }
-
-    progress = QuietProgress()
-    whole = pipeline.train(pipeline.resolve_spec(flags("a")), progress=progress)
-    with pytest.raises(InterruptedRunError):
-        pipeline.train(pipeline.resolve_spec(flags("b")), progress=progress, stop_after_updates=4)
-    rest = pipeline.train(pipeline.resolve_spec({}, resume_from=str(tmp_path / "b")), progress=progress, resume=True)
-    assert rest.history == whole.history
-    assert rest.measured.tensors == whole.measured.tensors
-    one, other = trained(tmp_path / "a"), trained(tmp_path / "b")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, tmp_path: Path) -> None:
+    rest = check_that_a_stop_changes_nothing(
+        tmp_path, {"name": "adam8bit"}, model={"stable_embedding": True}, engine=engine, batch_size=4, accum=1
+    )
     assert any("StableEmbedding replaces" in note for note in rest.notes)
 
 
 @pytest.mark.parametrize("first", ["with", "without"])
-def test_one_run_leaves_nothing_to_the_next(first: str, data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F1)
-    common = ("train", folder, "--data", data, "--optim", "adam8bit", "--max-steps", 1, "--json")
+def test_one_run_leaves_nothing_to_the_next(first: str, distilbert: Path, data: Path, tmp_path: Path) -> None:
+    common = ("train", distilbert, "--data", data, "--optim", "adam8bit", "--max-steps", 1, "--json")
     kinds = {"with": ("--stable-embedding",), "without": ()}
     order = [first, *(kind for kind in kinds if kind != first)]
     records = {kind: effcli(*common, *kinds[kind], "--out", tmp_path / kind).record for kind in order}
@@ -180,9 +149,21 @@ def test_one_run_leaves_nothing_to_the_next(first: str, data: Path, tmp_path: Pa
     assert records["with"]["measured"]["optimizer_state_bytes"] == 702_096 + 8 * 256
 
 
-def test_a_frozen_embedding_has_no_state_and_other_overrides_go_along(data: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", F1)
-    common = ("train", folder, "--data", data, "--optim", "adam8bit", "--stable-embedding", "--max-steps", 1, "--json")
+def test_a_frozen_embedding_has_no_state_and_other_overrides_go_along(
+    distilbert: Path, data: Path, tmp_path: Path
+) -> None:
+    common = (
+        "train",
+        distilbert,
+        "--data",
+        data,
+        "--optim",
+        "adam8bit",
+        "--stable-embedding",
+        "--max-steps",
+        1,
+        "--json",
+    )
     frozen = effcli(*common, "--freeze", "word_embeddings", "--out", tmp_path / "a").record
     assert frozen["measured"]["optimizer_state_bytes"] == 702_096 + 8 * 256 - 8 * (64_000 + 128)
     assert frozen["optimizer"]["state_bytes"] == frozen["measured"]["optimizer_state_bytes"]
@@ -199,16 +180,8 @@ def test_embeddings_with_a_forward_of_their_own_are_left_alone_and_named(data: P
         "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
     }  # fmt: skip
     folder = model_folder(tmp_path / "m", settings)
-    done = effcli(
-        "train",
-        folder,
-        *arguments_of("causal-lm", data),
-        "--stable-embedding",
-        "--max-steps",
-        1,
-        "--out",
-        tmp_path / "o",
-    )
+    common = (*data_flags("causal-lm", data), "--stable-embedding", "--max-steps", 1)
+    done = effcli("train", folder, *common, "--out", tmp_path / "o")
     assert "replaces 1 embedding (model.decoder.embed_tokens)" in done.stderr
     assert "No StableEmbedding there: model.decoder.embed_positions computes" in done.stderr
 
@@ -244,11 +217,11 @@ def test_lora_below_stable_embeddings_is_refused(data: Path, tmp_path: Path) -> 
 
 
 def test_a_missing_bitsandbytes_is_one_line_with_the_pip_command(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    distilbert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, marked = model_folder(tmp_path / "m", F1), model_folder(tmp_path / "n", F1, **{MARKER: ["x"]})
+    marked = model_folder(tmp_path / "n", TINY_DISTILBERT, **{MARKER: ["x"]})
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    for arguments in ((folder, "--stable-embedding"), (marked,)):
+    for arguments in ((distilbert, "--stable-embedding"), (marked,)):
         done = effcli("train", *arguments, "--data", data, "--dry-run")
         assert done.code == 3, done.stderr
         assert "pip install bitsandbytes" in done.error

@@ -19,10 +19,9 @@ from transformers import (
 
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer
 from effcli.optim.entry import OptimizerEntry
-from effcli.optim.groups import decay_groups, hidden_names
+from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import resolve_hyper
 from effcli.spec import OptimSpec
-from effcli.units import ParamInfo
 
 
 def tiny_distilbert() -> PreTrainedModel:
@@ -53,21 +52,6 @@ def tiny_mixtral() -> PreTrainedModel:
     """Return a mixture of experts, which transformers 5 keeps in tensors of three dimensions."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
     return MixtralForCausalLM(MixtralConfig(vocab_size=500, num_key_value_heads=1, num_local_experts=4, **sizes))
-
-
-def infos(model: torch.nn.Module) -> list[ParamInfo]:
-    """Return what the state laws see of a model."""
-    hidden = hidden_names(model)
-    return [
-        ParamInfo(
-            name=name,
-            shape=tuple(p.shape),
-            dtype=str(p.dtype).removeprefix("torch."),
-            trainable=p.requires_grad,
-            hidden=name in hidden,
-        )
-        for name, p in model.named_parameters()
-    ]
 
 
 def set_gradients(model: torch.nn.Module) -> None:
