@@ -75,8 +75,9 @@ def _state_notes(
     entries: Sequence[OptimizerEntry], settled: Sequence[Hyper], parameters: Sequence[ParamInfo]
 ) -> tuple[str, ...]:
     """Return what should be said about overrides and about 8-bit states; one optimizer stands for all 8-bit ones."""
-    notes = dict.fromkeys(note for entry, hyper in zip(entries, settled, strict=True) for note in override_notes(entry, hyper))
-    eight_bit = (eight_bit_note(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True))
+    pairs = list(zip(entries, settled, strict=True))
+    notes = dict.fromkeys(note for entry, hyper in pairs for note in override_notes(entry, hyper))
+    eight_bit = (eight_bit_note(entry, parameters, hyper) for entry, hyper in pairs)
     return (*notes, *islice(filter(None, eight_bit), 1))
 
 
