@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import F1, csv_file, effcli, model_folder
 
 from effcli.errors import EffcliError, MissingExtraError, UsageError
 from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.optim.registry import check_works, find
 from effcli.spec import OptimSpec
+from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
 from tests.tiny_models import tiny_distilbert
 
 HERE = "tests.test_optim_by_path"
@@ -195,9 +195,9 @@ def test_a_class_of_ones_own_trains_from_the_current_folder_and_again_from_the_r
                 super().__init__(params, lr=lr, momentum=momentum, **more)
         """)
     )
-    f1, data = model_folder(tmp_path / "f1", F1), csv_file(tmp_path / "d.csv")
+    folder, data = model_folder(tmp_path / "tiny_distilbert", TINY_DISTILBERT), csv_file(tmp_path / "d.csv")
     first = effcli(
-        "train", f1, "--data", data, "--max-steps", 2, "--out", "a", "--json",
+        "train", folder, "--data", data, "--max-steps", 2, "--out", "a", "--json",
         "--optim", "OwnOptim:Heavy", "--optim-arg", "nesterov=true",
     ).record  # fmt: skip
     assert (first["optimizer"]["name"], first["optimizer"]["basis"]) == ("OwnOptim:Heavy", "probed")
@@ -208,5 +208,5 @@ def test_a_class_of_ones_own_trains_from_the_current_folder_and_again_from_the_r
     again = effcli("train", "--recipe", "a/recipe.yaml", "--out", "b", "--json").record
     assert again["spec"]["optim"] == first["spec"]["optim"]
     assert again["history"] == first["history"]
-    shown = effcli("train", f1, "--data", data, "--optim", "OwnOptim:Heavy", "--dry-run").stdout
+    shown = effcli("train", folder, "--data", data, "--optim", "OwnOptim:Heavy", "--dry-run").stdout
     assert any("optimizer state" in line and line.split()[-1] == "probed" for line in shown.splitlines())

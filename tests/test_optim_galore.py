@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from commands import effcli
 from galore_torch import GaLoreAdamW
-from stopped_runs import check_that_a_stop_changes_nothing
-from tiny_models import infos, set_gradients, stepped, tiny_gpt2
 
-from effcli.errors import UsageError
 from effcli.measure.optimizer_size import inspect_optimizer, inspect_states
 from effcli.memory.state import predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.hyper import resolve_hyper
 from effcli.optim.registry import find
 from effcli.spec import OptimSpec
 from effcli.units import ParamInfo
+from tests.stopped_runs import check_that_a_stop_changes_nothing
+from tests.tiny_models import set_gradients, stepped, tiny_gpt2
 
 GALORE = find("galore-adamw")
 # What upstream's projector of 8 vectors was found to hold for a matrix of 96 x 40 and of 40 x 96, in bytes.
@@ -76,7 +74,7 @@ def test_hidden_matrices_are_projected_and_nothing_else() -> None:
         "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight",
     }  # fmt: skip
     assert len(projected) == 8
-    predicted = predict_state(GALORE, infos(model), resolve_hyper(GALORE, spec_of()))
+    predicted = predict_state(GALORE, parameter_infos(model), resolve_hyper(GALORE, spec_of()))
     assert predicted.tensors == inspect_optimizer(optimizer).tensors
 
 
@@ -151,17 +149,3 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(
         tmp_path, {"name": "galore_adamw", "args": args}, engine=engine, precision=precision
     )
     assert record.measured.tensors["projector"].bytes > 0
-
-
-@pytest.mark.parametrize(("argument", "value"), [("rank", 0), ("update_proj_gap", 0), ("proj_type", "up")])
-def test_an_impossible_projection_is_refused_in_one_line(argument: str, value: object) -> None:
-    with pytest.raises(UsageError, match=f"{argument} must be .*, got '?{value}'?"):
-        resolve_hyper(GALORE, spec_of(**{argument: value}))
-
-
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "galore_torch", None)
-    done = effcli("train", "--optim", "galore_adamw")
-    assert done.code == 3
-    assert "optimizer 'galore-adamw' needs the package 'galore_torch'" in done.error
-    assert done.error.endswith("type: pip install galore-torch")

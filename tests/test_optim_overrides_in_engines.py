@@ -9,8 +9,6 @@ from pathlib import Path
 import bitsandbytes
 import pytest
 import torch
-from commands import F1, csv_file, effcli, model_folder
-from jobs import ENGINES, run_job, tiny_model
 from safetensors.torch import load_file
 
 from effcli import pipeline
@@ -19,6 +17,8 @@ from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.optim import registry
 from effcli.report.progress import QuietProgress
 from effcli.spec import OptimSpec
+from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
+from tests.jobs import ENGINES, run_job, tiny_model
 
 BARE, EMBEDDINGS_KEPT, ALL_32_BIT = 295_648, 702_096, 1_115_664
 CASES = {
@@ -31,14 +31,14 @@ CASES = {
 
 
 @pytest.fixture
-def f1(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "f1", F1)
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "tiny_distilbert", TINY_DISTILBERT)
 
 
-def flags(f1: Path, tmp_path: Path, out: str, engine: str, **optim: object) -> dict:
+def flags(folder: Path, tmp_path: Path, out: str, engine: str, **optim: object) -> dict:
     data = csv_file(tmp_path / "d.csv", 8)
     return {
-        "model": {"name": str(f1)},
+        "model": {"name": str(folder)},
         "data": {"train": str(data)},
         "optim": {"name": "adam8bit", "lr": 1e-3, **optim},
         "loop": {"batch_size": 4, "epochs": 1, "engine": engine},
@@ -57,13 +57,13 @@ def upstreams_manager_is_empty() -> bool:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_estimated_state_is_the_measured_one_to_the_byte_in_any_order_of_runs(
-    engine: str, f1: Path, tmp_path: Path
+    engine: str, folder: Path, tmp_path: Path
 ) -> None:
     ends: dict[str, list] = {case: [] for case in CASES}
     there_and_back = [*CASES, "embeddings in 32 bit", "bare"]
     for turn, case in enumerate(there_and_back):
         optim, num_bytes = CASES[case]
-        spec = pipeline.resolve_spec(flags(f1, tmp_path, str(turn), engine, **optim))
+        spec = pipeline.resolve_spec(flags(folder, tmp_path, str(turn), engine, **optim))
         record = pipeline.train(spec, progress=QuietProgress())
         assert record.optimizer.state_bytes == record.measured.optimizer_state_bytes == num_bytes
         assert record.optimizer.tensors == record.measured.tensors
@@ -109,15 +109,15 @@ def test_an_override_means_the_same_update_and_rate_in_every_engine(engine: str)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_resumed_run_keeps_its_overrides(engine: str, f1: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_overrides(engine: str, folder: Path, tmp_path: Path) -> None:
     optim = {
         "keep_32bit": ["position"],
         "min_8bit_size": 5000,
         "overrides": {"word_embeddings": {"lr": 1e-5, "min_8bit_size": 100}, "q_lin": {"optim_bits": 32}},
     }
     progress = QuietProgress()
-    whole = pipeline.train(pipeline.resolve_spec(flags(f1, tmp_path, "a", engine, **optim)), progress=progress)
-    spec = pipeline.resolve_spec(flags(f1, tmp_path, "b", engine, **optim))
+    whole = pipeline.train(pipeline.resolve_spec(flags(folder, tmp_path, "a", engine, **optim)), progress=progress)
+    spec = pipeline.resolve_spec(flags(folder, tmp_path, "b", engine, **optim))
     with pytest.raises(InterruptedRunError):
         pipeline.train(spec, progress=progress, stop_after_updates=1)
     rest = pipeline.train(pipeline.resolve_spec({}, resume_from=str(tmp_path / "b")), progress=progress, resume=True)
@@ -128,9 +128,9 @@ def test_a_resumed_run_keeps_its_overrides(engine: str, f1: Path, tmp_path: Path
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_command_line_takes_them_all_and_says_what_is_in_8_bit(f1: Path, tmp_path: Path) -> None:
+def test_the_command_line_takes_them_all_and_says_what_is_in_8_bit(folder: Path, tmp_path: Path) -> None:
     done = effcli(
-        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit", "--max-steps", 2, "--json",
+        "train", folder, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit", "--max-steps", 2, "--json",
         "--min-8bit-size", 64, "--keep-32bit", "position", "--override", "word:lr=1e-5,beta2=0.98",
         "--override", "q_lin:is_sparse=true", "--out", tmp_path / "o",
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_the_command_line_takes_them_all_and_says_what_is_in_8_bit(f1: Path, tmp
 
 
 def test_a_model_of_small_layers_saves_nothing_and_is_told_why(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "small", F1, vocab_size=64, dim=63, n_heads=1, hidden_dim=64)
+    folder = model_folder(tmp_path / "small", TINY_DISTILBERT, vocab_size=64, dim=63, n_heads=1, hidden_dim=64)
     records = {
         optim: effcli(
             "train", folder, "--data", csv_file(tmp_path / "d.csv"), "--optim", optim, "--dry-run", "--json"
@@ -161,10 +161,10 @@ def test_a_model_of_small_layers_saves_nothing_and_is_told_why(tmp_path: Path) -
     assert "fewer than 4,096 elements" in note
 
 
-def test_a_paged_optimizer_says_that_a_cpu_does_not_page(f1: Path, tmp_path: Path) -> None:
+def test_a_paged_optimizer_says_that_a_cpu_does_not_page(folder: Path, tmp_path: Path) -> None:
     done = effcli(
-        "train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "paged-adamw8bit", "--max-steps", 2, "--json",
-        "--out", tmp_path / "o",
+        "train", folder, "--data", csv_file(tmp_path / "d.csv"), "--optim", "paged-adamw8bit", "--max-steps", 2,
+        "--out", tmp_path / "o", "--json",
     )  # fmt: skip
     assert done.record["measured"]["optimizer_state_bytes"] == done.record["optimizer"]["state_bytes"] == BARE
     assert sum("pages on CUDA only" in note for note in done.record["notes"]) == 1
@@ -172,18 +172,18 @@ def test_a_paged_optimizer_says_that_a_cpu_does_not_page(f1: Path, tmp_path: Pat
 
 
 def test_without_bitsandbytes_one_line_says_what_to_install_and_the_rest_works(
-    f1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     data = csv_file(tmp_path / "d.csv")
     for optim in ("adam8bit", "paged-lion32bit"):
-        done = effcli("train", f1, "--data", data, "--optim", optim, "--out", tmp_path / "o")
+        done = effcli("train", folder, "--data", data, "--optim", optim, "--out", tmp_path / "o")
         assert done.code == 3
         assert "pip install bitsandbytes" in done.error
     assert not (tmp_path / "o").exists()
     assert effcli("train", "--help").code == 0
     assert effcli("recipes", "list").code == 0
-    assert effcli("train", f1, "--data", data, "--optim", "adafactor", "--dry-run", "--json").code == 0
+    assert effcli("train", folder, "--data", data, "--optim", "adafactor", "--dry-run", "--json").code == 0
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,18 @@ def test_without_bitsandbytes_one_line_says_what_to_install_and_the_rest_works(
     ids=" ".join,
 )
 def test_a_misleading_flag_is_refused_in_one_line_by_a_dry_run_too(
-    arguments: tuple[str, ...], words: list[str], f1: Path, tmp_path: Path
+    arguments: tuple[str, ...], words: list[str], folder: Path, tmp_path: Path
 ) -> None:
-    done = effcli("train", f1, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit", "--dry-run", *arguments)
+    done = effcli(
+        "train", folder, "--data", csv_file(tmp_path / "d.csv"), "--optim", "adam8bit", "--dry-run", *arguments
+    )
     assert done.code == 2
     assert all(word in done.error for word in words), done.error
 
 
-def test_the_saved_recipe_repeats_the_overrides(f1: Path, tmp_path: Path) -> None:
+def test_the_saved_recipe_repeats_the_overrides(folder: Path, tmp_path: Path) -> None:
     optim = {"overrides": {"*.q_lin.*": {"lr": 1e-5, "optim_bits": 32}}, "keep_32bit": ["embed"]}
-    spec = pipeline.resolve_spec(flags(f1, tmp_path, "o", "pytorch", **optim))
+    spec = pipeline.resolve_spec(flags(folder, tmp_path, "o", "pytorch", **optim))
     first = pipeline.train(spec, progress=QuietProgress())
     again = effcli("train", "--recipe", next((tmp_path / "o").glob("*.yaml")), "--dry-run", "--json").record
     assert again["spec"]["optim"] == json.loads(json.dumps(first.spec["optim"]))

@@ -11,6 +11,7 @@ import torch
 from effcli.errors import UsageError
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer
 from effcli.memory.state import StateSummary, predict_state
+from effcli.models.build import parameter_infos
 from effcli.optim.by_path import probe as probing
 from effcli.optim.by_path.stand_ins import LARGEST, stand_ins
 from effcli.optim.groups import decay_groups
@@ -18,9 +19,9 @@ from effcli.optim.hyper import resolve_hyper
 from effcli.optim.registry import find
 from effcli.spec import OptimSpec
 from effcli.units import Basis, ParamInfo, Placement
-from tests.tiny_models import infos, set_gradients, tiny_distilbert
+from tests.tiny_models import set_gradients, tiny_distilbert
 
-F1_STATE = {
+TINY_DISTILBERT_STATE = {
     "torch.optim:AdamW": 1_115_824,
     "torch.optim:SGD": 0,
     "torch.optim:Adafactor": 19_280,
@@ -28,7 +29,7 @@ F1_STATE = {
     "bitsandbytes.optim:Adam": 8 * 139_458,
     "torchao.optim:AdamW8bit": 324_480,
 }
-"""Class -> bytes on F1, known from elsewhere."""
+"""Class -> bytes on the tiny DistilBERT, known from elsewhere."""
 OTHERS = (
     "schedulefree:AdamWScheduleFree",
     "galore_torch:GaLoreAdamW",
@@ -45,7 +46,7 @@ def both(path: str, model: torch.nn.Module, spec: OptimSpec | None = None) -> tu
     pytest.importorskip(path.partition(".")[0].partition(":")[0])
     entry = find(path)
     hyper = resolve_hyper(entry, spec or OptimSpec())
-    predicted = predict_state(entry, infos(model), hyper)
+    predicted = predict_state(entry, parameter_infos(model), hyper)
     set_gradients(model)
     optimizer = entry.build(decay_groups(model, 0.01), hyper)
     with torch.compiler.set_stance("force_eager"):  # compiling torchao's step takes tens of seconds
@@ -53,13 +54,13 @@ def both(path: str, model: torch.nn.Module, spec: OptimSpec | None = None) -> tu
     return predicted, inspect_optimizer(optimizer)
 
 
-@pytest.mark.parametrize("path", [*F1_STATE, *OTHERS])
+@pytest.mark.parametrize("path", [*TINY_DISTILBERT_STATE, *OTHERS])
 def test_the_probed_state_of_a_small_model_is_the_real_one_key_by_key(path: str) -> None:
     quiet = OptimSpec(args={"no_deprecation_warning": True}) if "galore" in path else None
     predicted, measured = both(path, tiny_distilbert(), quiet)
     assert predicted.basis is Basis.PROBED
     assert predicted.tensors == measured.tensors
-    assert predicted.state_bytes == measured.state_bytes == F1_STATE.get(path, measured.state_bytes)
+    assert predicted.state_bytes == measured.state_bytes == TINY_DISTILBERT_STATE.get(path, measured.state_bytes)
     assert predicted.state_elements == measured.state_elements
 
 

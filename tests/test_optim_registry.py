@@ -166,6 +166,13 @@ def test_given_values_replace_defaults_and_take_their_type() -> None:
     assert resolve_hyper(find("adafactor"), OptimSpec(args={"beta1": "none"}))["beta1"] is None
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "adam-amsgrad"])
+def test_the_rule_of_thumb_of_adam_counts_the_third_moment_where_there_is_one(name: str) -> None:
+    for amsgrad, num_bytes in ((False, 8_000), (True, 12_000)):
+        hyper = resolve_hyper(find(name), OptimSpec(name=name, args={"amsgrad": amsgrad}))
+        assert find(name).rule_of_thumb_bytes(1_000, hyper) == num_bytes
+
+
 def test_8bit_entries_carry_their_two_settings() -> None:
     hyper = resolve_hyper(find("adam8bit"), OptimSpec(min_8bit_size=16384, keep_32bit=("embed",)))
     assert (hyper["optim_bits"], hyper["min_8bit_size"]) == (8, 16384)
@@ -194,6 +201,7 @@ def test_8bit_entries_carry_their_two_settings() -> None:
         ("sgd", OptimSpec(args={"nesterov": True, "momentum": 0.0}), ["nesterov", "momentum above 0"]),
         ("adafactor-torch", OptimSpec(args={"d": 0.5}), ["'d'", "at least 1"]),
         ("adamw", OptimSpec(min_8bit_size=8192), ["--min-8bit-size 8192", "'adamw'", "adam8bit"]),
+        ("adamw", OptimSpec(min_8bit_size=4096), ["--min-8bit-size 4096", "'adamw'", "adam8bit"]),
         ("adafactor", OptimSpec(keep_32bit=("embed",)), ["--keep-32bit embed", "'adafactor'"]),
     ],
 )
@@ -204,14 +212,20 @@ def test_a_wrong_hyperparameter_is_refused_with_the_way_out(name: str, spec: Opt
     assert all(word in text for word in words), text
 
 
-def test_a_missing_package_is_one_line_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+@pytest.mark.parametrize(
+    "entry", {entry.package: entry for entry in entries() if entry.package}.values(), ids=lambda entry: entry.name
+)
+def test_a_missing_package_is_one_line_with_the_pip_command(
+    entry: OptimizerEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, entry.package, None)
     for call in (require, check_works):
         with pytest.raises(MissingExtraError) as error:
-            call(find("adam8bit"))
-        assert "pip install bitsandbytes" in message(error)
+            call(entry)
+        assert f"optimizer '{entry.name}' needs the package '{entry.package}'" in message(error)
+        assert message(error).endswith(f"type: pip install {entry.package.replace('_', '-')}")
     require(find("adamw"))
-    check_works(find("adafactor"))
+    check_works(find("adamw"))
 
 
 def test_a_package_that_does_not_load_is_a_device_error(

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torchao.optim
-from commands import effcli
-from stopped_runs import check_that_a_stop_changes_nothing
-from tiny_models import measured, tiny_distilbert
 
-from effcli.errors import UsageError
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.optim.hyper import resolve_hyper
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.registry import find
 from effcli.spec import OptimSpec
+from tests.stopped_runs import check_that_a_stop_changes_nothing
+from tests.tiny_models import measured, tiny_distilbert
 
 NAMES = ("adamw8bit-ao", "adamw4bit", "adamwfp8")
 
@@ -37,7 +35,7 @@ def stepped(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], 
         optimizer.step()
 
 
-def test_f1_takes_the_bytes_of_the_inner_tensors_each_with_a_table_of_its_own() -> None:
+def test_tiny_distilbert_takes_the_bytes_of_the_inner_tensors_each_with_a_table_of_its_own() -> None:
     size = measured(find("adamw8bit-ao"), tiny_distilbert(), OptimSpec(name="adamw8bit-ao"))
     assert size.state_bytes == 324_480
     assert size.state_elements == 2 * 139_458 + 40
@@ -146,21 +144,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, optim: str, pr
     assert any("runs uncompiled" in note for note in record.notes)
 
 
-@pytest.mark.parametrize(("name", "block_size"), [("adamw8bit-ao", 0), ("adamw4bit", 3), ("adamw4bit", -2)])
-def test_a_block_size_that_cannot_be_is_refused_in_one_line(name: str, block_size: int) -> None:
-    with pytest.raises(UsageError, match=f"{name}: block_size must be .*, got {block_size}"):
-        resolve_hyper(find(name), OptimSpec(name=name, args={"block_size": block_size}))
-
-
 def test_importing_torchao_says_nothing() -> None:
     code = "import effcli.pipeline, transformers.quantizers.auto, sys; print('torchao' in sys.modules)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
-
-
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    done = effcli("train", "--optim", "adamw_torch_4bit")
-    assert done.code == 3
-    assert "optimizer 'adamw4bit' needs the package 'torchao'" in done.error
-    assert done.error.endswith("type: pip install torchao")

@@ -17,7 +17,7 @@ import effcli
 from effcli.measure.optimizer_size import compute_optimizer_size, inspect_optimizer, inspect_states
 from effcli.memory.state import predict_state
 from effcli.models.build import parameter_infos
-from effcli.optim.registry import find, resolve_hyper
+from effcli.optim.registry import default_hyper, find, resolve_hyper
 from effcli.spec import OptimSpec
 from effcli.units import StateAmount
 from tests.tiny_models import set_gradients, stepped, tiny_distilbert, tiny_gpt2
@@ -66,7 +66,7 @@ def test_the_megabytes_print_as_in_the_course_material(distilbert: PreTrainedMod
     assert shown == {"adamw": "502", "adafactor": "1", "adam8bit": "128"}
     rule = find("adam8bit").rule_of_thumb_bytes
     assert rule is not None
-    assert f"{rule(65_783_042) / 2**20:.0f}" == "125"
+    assert f"{rule(65_783_042, default_hyper(find('adam8bit'))) / 2**20:.0f}" == "125"
 
 
 def test_the_function_is_exported_without_loading_torch() -> None:

@@ -181,3 +181,9 @@ def test_a_class_by_path_has_a_page_of_what_a_step_of_it_allocates() -> None:
     assert_fits(text)
     assert "probed: a trial step of the class" in text
     assert "formula" not in text
+
+
+def test_the_page_of_a_class_that_needs_an_argument_says_which_commands_take_it() -> None:
+    result = effcli("optimizers", "bitsandbytes.optim:SGD")
+    assert result.code == 2
+    assert "needs 'lr', which has no default; give --lr to effcli train or effcli estimate" in result.error
