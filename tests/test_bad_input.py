@@ -43,7 +43,7 @@ CASES = [
     (("--accum", "99999999999999999999"), 2, ["--accum", "2147483647"]),
     (("--set", "optim.args=5"), 2, ["--optim-arg", "5"]),
     (("--encoding", "utf-16"), 2, ["d.csv", "utf-16", "--encoding utf-8"]),
-    (("--model", "folder/nothing"), 2, ["folder/nothing", "no such folder"]),
+    (("--model", "encoder/nothing"), 2, ["encoder/nothing", "no such folder"]),
     (("--data", "./none.csv"), 2, ["none.csv"]),
     (("--model", "./no/such/dir"), 2, ["no/such/dir"]),
     (("--model", "someone/no-such-model"), 8, ["someone/no-such-model", "--model"]),
