@@ -150,9 +150,9 @@ def _coerce(entry: OptimizerEntry, name: str, value: Any, defaults: Mapping[str,
     if converted is None or (kind is tuple and len(converted) != len(default)):
         optional = " or none" if default is None else f", {len(default)} of them" if kind is tuple else ""
         raise UsageError(f"optimizer argument '{name}' of '{entry.name}' must be {allowed}{optional}, got '{value}'")
-    range_ = entry.ranges.get(name, FLAGGED.get(name))
-    if range_ is not None and not range_.accepts(converted):
-        raise UsageError(f"optimizer argument '{name}' of '{entry.name}' must be {range_.text}, got {value}")
+    limits = entry.ranges.get(name, FLAGGED.get(name))
+    if limits is not None and not limits.accepts(converted):
+        raise UsageError(f"optimizer argument '{name}' of '{entry.name}' must be {limits.text}, got {value}")
     return converted
 
 
