@@ -208,7 +208,7 @@ def test_the_gradient_scaler_hands_over_what_is_clipped(fused: bool) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_resumed_run_goes_on_with_the_norms_of_the_first_part(engine: str, tmp_path: Path) -> None:
-    fields = {"engine": engine, "percentile_clipping": 40, "max_grad_norm": 0}
+    fields = {"engine": engine, "percentile_clipping": 40, "max_grad_norm": 0, "batch_size": 4, "accum": 1}
     rest = check_that_a_stop_changes_nothing(tmp_path, {}, **fields)
     whole = json.loads((tmp_path / "whole" / "record.json").read_text())
     assert rest.notes[-1] == whole["notes"][-1]
