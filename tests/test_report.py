@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import records
 import typer
 from typer.testing import CliRunner
 
 from effcli.cli.report import report
 from effcli.measure.record import EvalFacts, MemoryPlan, NvmlFacts, RunRecord, StateAmount
 from effcli.report.output import emit
+from tests import records
 
 M = 7_241_732_096
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
