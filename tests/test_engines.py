@@ -49,7 +49,7 @@ def test_all_engines_give_the_same_losses_norms_rates_and_weights(task: str, dro
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_same_optimizer_means_the_same_weights_and_state_in_all_engines(name: str) -> None:
     entry = registry.find(name)
-    hyper = registry.resolve_hyper(entry, OptimSpec(name=name, lr=1e-3, min_8bit_size=256 if entry.eight_bit else 4096))
+    hyper = registry.resolve_hyper(entry, OptimSpec(name=name, lr=1e-3, min_8bit_size=256 if entry.eight_bit else None))
     states = []
     outcomes = []
     for engine in ENGINES:
