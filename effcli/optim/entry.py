@@ -70,6 +70,8 @@ class OptimizerEntry:
     """What a hyperparameter may be, beside what `FLAGGED` says of those with a flag; None is always in range."""
     override_notes: Mapping[str, str] = field(default_factory=dict)
     """What should be said aloud where a hyperparameter is overridden for some parameters."""
+    not_overridable: frozenset[str] = frozenset()
+    """Hyperparameters that upstream reads once for all parameters, so that an override would have no effect."""
     bits: Literal[8, 32] | None = None
     """What `--optim-bits` is when not given; None where the state has no 8-bit form that it could choose."""
     takes_weight_decay: bool = True

@@ -111,15 +111,15 @@ def _override_values(entry: OptimizerEntry, override: Override, hyper: Mapping[s
     allowed = [name for name in ("lr", "beta1", "beta2", "beta3", "eps") if name in entry.defaults]
     allowed += ["weight_decay"] if entry.takes_weight_decay else []
     allowed += list(_EIGHT_BIT_OVERRIDES) if entry.eight_bit else []
+    allowed = [name for name in allowed if name not in entry.not_overridable]
+    choices = f"it can {', '.join(allowed)}" if allowed else "it takes no overrides"
     values: dict[str, Any] = {}
     for key, value in override.values.items():
         if key not in allowed:
-            raise UsageError(
-                f"{said}: '{entry.name}' cannot override '{key}'; it can {', '.join(allowed)}.{nearest(key, allowed)}"
-            )
+            raise UsageError(f"{said}: '{entry.name}' cannot override '{key}'; {choices}.{nearest(key, allowed)}")
         values[key] = _coerce(entry, key, value, {**_EIGHT_BIT_OVERRIDES, "weight_decay": 0.0, **entry.defaults})
     if not values:
-        raise UsageError(f"{said} overrides nothing; it can {', '.join(allowed)}, as in lr=1e-5")
+        raise UsageError(f"{said} overrides nothing; {choices}{f', as in {allowed[0]}=1e-5' if allowed else ''}")
     entry.settle({**hyper, **values}, frozenset(values))
     return values
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import first_line
@@ -40,10 +42,11 @@ def trial_step(entry: OptimizerEntry, hyper: Hyper, device: str, dtype: str) -> 
     params = [torch.nn.Parameter(torch.ones(shape, device=device, dtype=getattr(torch, dtype))) for shape in shapes]
     for param in params:
         param.grad = torch.rand_like(param) + 0.5
-    optimizer = entry.build([trial_group(params)], {**hyper, "overrides": ()})
-    try:
-        optimizer.step()
-    except Exception as error:  # upstream raises whatever its backend raises
-        raise RuntimeError(first_line(error)) from error
+    with redirect_stdout(sys.stderr):  # some classes print, which would spoil a JSON document
+        optimizer = entry.build([trial_group(params)], {**hyper, "overrides": ()})
+        try:
+            optimizer.step()
+        except (Exception, SystemExit) as error:  # upstream raises whatever its backend raises
+            raise RuntimeError(first_line(error)) from error
     if not all(bool(param.isfinite().all()) for param in params):
         raise RuntimeError("its step on 4,096 elements gave no usable result")

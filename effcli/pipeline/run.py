@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -162,7 +164,8 @@ class Run:
         try:
             with session.stopping_on_signals(), without_cache(self._model), explained_out_of_memory(prepared):
                 if session.update < self._loop.total_updates:
-                    engine.run(job)
+                    with redirect_stdout(sys.stderr):  # some optimizers print, which would spoil a JSON document
+                        engine.run(job)
                 else:
                     self._begin()
             with evaluation_weights(self._optimizer):

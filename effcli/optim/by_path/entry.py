@@ -99,7 +99,7 @@ class _ClassByPath:
         """Return the optimizer, ready to train; the weight decay that counts is each group's own.
 
         Raises:
-            UsageError: the class refuses the parameters or the hyperparameters, or knows no learning rate.
+            UsageError: the class refuses the parameters or the hyperparameters, exits, or knows no learning rate.
         """
         keywords = {a.keyword: a.value(hyper) for a in self.arguments if not (a.inherited and a.is_default(hyper))}
         decay = {WEIGHT_DECAY: 0.0} if self.has_decay else {}
@@ -110,6 +110,10 @@ class _ClassByPath:
                 raise
             except Exception as error:  # whatever the class raises
                 raise UsageError(f"optimizer '{self.path}' refuses what it is given: {first_line(error)}") from error
+            except SystemExit as error:
+                raise UsageError(
+                    f"optimizer '{self.path}' ends the program in its constructor: sys.exit, {first_line(error)}"
+                ) from error
             self._check_rate(optimizer)
             set_to_train(optimizer)
         return optimizer

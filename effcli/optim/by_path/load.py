@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def _import(name: str) -> ModuleType:
             f"(a file {package}.py of yours must lie in the current folder)"
         )
     try:
-        return importlib.import_module(name)
+        with redirect_stdout(sys.stderr):  # what it prints would spoil a JSON document
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):

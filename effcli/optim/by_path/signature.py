@@ -1,7 +1,7 @@
 """What an optimizer class takes, read from its signature, as hyperparameters that a command line can give. Torch only
 inside.
 
-Left out: arguments whose default is neither a text nor a number nor a tuple of numbers.
+Left out: arguments whose default is neither a text nor a number nor a tuple of numbers, and those without effect.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _keywords(cls: type) -> Iterator[tuple[inspect.Parameter, bool]]:
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             own = own[1:]
         for parameter in own:
-            if _is_named(parameter) and parameter.name not in seen and not (inherited and _is_required(parameter)):
+            if parameter.name in seen or (inherited and _is_required(parameter)):
+                continue
+            if _is_named(parameter) and not _is_pinned(parameter, base):
                 yield parameter, inherited
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             return
@@ -92,6 +94,15 @@ def _keywords(cls: type) -> Iterator[tuple[inspect.Parameter, bool]]:
 
 def _is_named(parameter: inspect.Parameter) -> bool:
     return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _is_pinned(parameter: inspect.Parameter, cls: type) -> bool:
+    """Return whether the class takes the argument and uses a value of its own: bits that its name says already.
+
+    Source: `Adam8bit` and the like in bitsandbytes/optim/, 0.50.2, which take `optim_bits` for compatibility alone.
+    """
+    named_by_bits = cls.__module__.startswith("bitsandbytes.") and cls.__name__.endswith(("8bit", "32bit"))
+    return named_by_bits and parameter.name == "optim_bits"
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

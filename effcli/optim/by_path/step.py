@@ -73,7 +73,7 @@ class Stepped:
     """The layout of each parameter, with what belongs to the whole optimizer, and what ended the step early."""
 
     layouts: tuple[Layout, ...] = ()
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def step(probe: Probe, shape: Shape, *, copies: int = 1, without_data: bool = False) -> Stepped:
@@ -85,14 +85,14 @@ def step(probe: Probe, shape: Shape, *, copies: int = 1, without_data: bool = Fa
         params = [_parameter(shape, probe.dtype, seed, without_data) for seed in range(copies)]
         hyper = dict(probe.hyper)
         group = trial_group(params, hidden=probe.hidden, weight_decay=hyper.get("weight_decay", 0.0))
-        error = None
+        error: BaseException | None = None
         try:
             optimizer = probe.build([group], {**hyper, "overrides": ()})
         except Exception as failure:  # whatever the class raises
             return Stepped(error=failure)
         try:
             optimizer.step()
-        except Exception as failure:
+        except (Exception, SystemExit) as failure:
             error = failure
         return Stepped(layouts=_layouts(optimizer, group["names"], params, without_data), error=error)
 

@@ -72,6 +72,7 @@ def _entry(
     aliases: tuple[str, ...] = (),
     hyper_help: Mapping[str, str] | None = None,
     ranges: Mapping[str, Range] | None = None,
+    not_overridable: frozenset[str] = frozenset(),
     states: int | None = None,
 ) -> OptimizerEntry:
     """Return an entry; `states` of the weight's size give the rule of thumb for float32 weights."""
@@ -87,6 +88,7 @@ def _entry(
         defaults=defaults,
         hyper_help=hyper_help or {},
         ranges=ranges or {},
+        not_overridable=not_overridable,
         rule_of_thumb_bytes=None if states is None else bytes_per_parameter(4 * states),
         build=builder("pytorch_optimizer", class_name, arguments),
         state_layout=layout,
@@ -147,6 +149,7 @@ ENTRIES = (
             "clip_threshold": "largest RMS of an update before the learning rate",
         },
         ranges={"beta3": DECAY, "eps2": AT_LEAST_0, "clip_threshold": ABOVE_0},
+        not_overridable=frozenset({"eps"}),  # upstream keeps the constructor's
         arguments=_came_arguments,
         layout=_came_layout,
     ),
@@ -207,6 +210,7 @@ ENTRIES = (
             "safeguard_warmup": "keep a warm-up of lr out of the estimate",
         },
         ranges={"d0": ABOVE_0, "d_coef": ABOVE_0},
+        not_overridable=frozenset({"lr", "beta1", "beta2"}),  # upstream reads those of the first group for all
         arguments=with_betas("eps", "d0", "d_coef", "bias_correction", "safeguard_warmup"),
         layout=_full_states("s", "p0", "exp_avg", "exp_avg_sq"),
         states=4,
