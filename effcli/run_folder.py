@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +17,11 @@ RECORD = "record.json"
 RECIPE = "recipe.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
+RECIPE_PURPOSE = "Purpose: the run in"
+"""What the first comment of a run's recipe begins with: other tools leave a recipe.yaml beside their models too."""
+
+_RECORD_KEY = b'"schema_version"'
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +68,14 @@ def saved_recipe(out: str) -> Path:
     return recipe
 
 
-def check_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
+def check_run_folder(out: str, *, resume: bool, overwrite: bool, inputs: Mapping[str, str | None]) -> RunFolder:
     """Return the run folder of `out` without touching it, so that a run that fails early costs nothing.
 
+    `inputs` are the models and data that the run reads, by flag; hub ids and what was not given are passed over.
+
     Raises:
-        UsageError: it holds something and neither `resume` nor `overwrite` was given, or both were.
+        UsageError: it holds something and neither `resume` nor `overwrite` was given, or both were; with `overwrite`,
+            what it holds is no run, or one of the inputs lies in it.
     """
     folder = RunFolder(path=Path(out).expanduser())
     if resume and overwrite:
@@ -74,18 +84,54 @@ def check_run_folder(out: str, *, resume: bool, overwrite: bool) -> RunFolder:
         raise UsageError(f"--out '{out}' is a file; give a folder")
     if resume:
         saved_recipe(out)
-    elif not overwrite and folder.path.is_dir() and any(folder.path.iterdir()):
-        raise UsageError(
-            f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, "
-            "or choose another folder"
-        )
+    elif folder.path.is_dir() and any(folder.path.iterdir()):
+        _refuse_foreign(folder, out)
+        if not overwrite:
+            raise UsageError(
+                f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, "
+                "or choose another folder"
+            )
+        _refuse_inputs(folder, out, inputs)
     return folder
+
+
+def _refuse_foreign(folder: RunFolder, out: str) -> None:
+    """Raise unless the folder holds a run, or nothing but what a kill left of the first file of one."""
+    names = sorted(path.name for path in folder.path.iterdir() if not path.name.startswith(DRAFT))
+    if not names or _holds_run(folder):
+        return
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    raise UsageError(
+        f"--out '{out}' holds no run but {', '.join(names[:_NAMES_SHOWN])}{more}, which no run may replace; "
+        f"give a new folder, such as --out {shlex.quote(str(Path(out) / 'run'))}"
+    )
+
+
+def _holds_run(folder: RunFolder) -> bool:
+    """Return whether the folder holds a recipe or a record that a run wrote."""
+    if folder.recipe.is_file() and folder.recipe.read_bytes().startswith(f"# {RECIPE_PURPOSE} ".encode()):
+        return True
+    return folder.record.is_file() and _RECORD_KEY in folder.record.read_bytes()
+
+
+def _refuse_inputs(folder: RunFolder, out: str, inputs: Mapping[str, str | None]) -> None:
+    """Raise where a local model or file that the run reads lies in the folder, directly or through a link."""
+    for flag, name in inputs.items():
+        if name is None or not (path := Path(name).expanduser()).exists():
+            continue
+        real = path.resolve()
+        if any(place.samefile(folder.path) for place in (real, *real.parents)):
+            raise UsageError(
+                f"{flag} '{name}' lies inside --out '{out}', which --overwrite replaces; give another --out, "
+                f"or move what {flag} names elsewhere first"
+            )
 
 
 def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
     """Create the folder where needed and prove that it can be written to; with `overwrite`, remove an earlier run.
 
-    Files that are not ours are never removed.
+    Files that are not ours are never removed. The recipe stays until the new one takes its place: a folder without
+    one is no run, and would not be replaced after a kill.
 
     Raises:
         WriteError: it cannot be written to.
@@ -94,8 +140,7 @@ def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
         folder.path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder.path).close()
         if overwrite:
-            for path in (folder.record, folder.recipe):
-                path.unlink(missing_ok=True)
+            folder.record.unlink(missing_ok=True)
             for path in (folder.model, folder.checkpoints):
                 shutil.rmtree(path, ignore_errors=True)
         for draft in (*folder.path.glob(f"{DRAFT}*"), *folder.checkpoints.glob(f"{DRAFT}*")):  # left by a kill

@@ -202,15 +202,6 @@ def test_a_missing_bitsandbytes_is_one_line_with_the_pip_command(
     assert effcli("train", distilbert, "--data", tmp_path / "d.csv", "--optim", "adamw", "--dry-run").code == 0
 
 
-def test_a_failed_run_with_overwrite_leaves_the_earlier_one(distilbert: Path, tmp_path: Path) -> None:
-    out = tmp_path / "o"
-    data = csv_file(tmp_path / "d.csv")
-    assert effcli("train", distilbert, "--data", data, "--max-steps", 1, "--out", out).code == 0
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    assert effcli("train", distilbert, "--data", tmp_path / "none.csv", "--out", out, "--overwrite").code == 2
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
 @pytest.mark.parametrize(("flag", "name"), [("--model", "someone/some-model"), ("--data", "someone/some-data")])
 def test_without_a_network_a_hub_name_is_given_up_at_once(
     flag: str, name: str, distilbert: Path, tmp_path: Path

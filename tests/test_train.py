@@ -367,18 +367,6 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(distilbert: Pa
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_a_folder_that_holds_something_is_kept(distilbert: Path, tmp_path: Path) -> None:
-    data, out = csv_file(tmp_path / "d.csv"), tmp_path / "o"
-    out.mkdir()
-    (out / "mine.txt").write_text("keep")
-    common = ("train", distilbert, "--data", data, "--max-steps", 1, "--out", out)
-    done = effcli(*common)
-    assert done.code == 2
-    assert "--overwrite" in done.error
-    assert effcli(*common, "--overwrite").code == 0
-    assert (out / "mine.txt").read_text() == "keep"
-
-
 def test_piped_output_is_plain_and_fits(distilbert: Path, data: Path, tmp_path: Path) -> None:
     common = ("train", distilbert, "--data", data, "--max-steps", 2, "--logging-steps", 1)
     done = effcli(*common, "--out", tmp_path / "o")

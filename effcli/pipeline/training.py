@@ -15,7 +15,7 @@ from effcli.pipeline.guards import explained_out_of_memory
 from effcli.pipeline.prepare import prepare
 from effcli.pipeline.run import Run
 from effcli.recipes import write_recipe
-from effcli.run_folder import check_run_folder, dated_name, open_run_folder
+from effcli.run_folder import RECIPE_PURPOSE, check_run_folder, dated_name, open_run_folder
 from effcli.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def train(
         raise UsageError("--resume needs --out with the folder of the run to continue")
     out = spec.output.out or dated_name(datetime.now(), spec.optim.name)
     spec = spec.model_copy(update={"output": spec.output.model_copy(update={"out": out})})
-    folder = check_run_folder(out, resume=resume, overwrite=overwrite)
+    inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
+    folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
     prepared = prepare(spec, progress)
     with explained_out_of_memory(prepared):
         built = build(prepared, meta=False)
@@ -52,5 +53,5 @@ def train(
     # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})
     command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
-    write_recipe(again, folder.recipe, f"Purpose: the run in {out}\nCommand: {command}")
+    write_recipe(again, folder.recipe, f"{RECIPE_PURPOSE} {out}\nCommand: {command}")
     return run.execute(stop_after_updates)
