@@ -13,6 +13,7 @@ from types import FrameType
 import typer
 
 from effcli.errors import EffcliError, InterruptedRunError
+from effcli.report.text import plain
 
 
 def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
@@ -23,6 +24,8 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     try:
         code = command()
     except EffcliError as error:
+        if verbose and error.__cause__ is not None:
+            traceback.print_exc()
         _say(str(error))
         return error.exit_code
     except typer.TyperException as error:
@@ -62,4 +65,4 @@ def _fault(error: Exception, verbose: bool) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"effcli: error: {' '.join(text.split())}\n")
+    sys.stderr.write(f"effcli: error: {plain(' '.join(text.split()))}\n")

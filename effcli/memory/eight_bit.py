@@ -26,9 +26,11 @@ def eight_bit_note(entry: OptimizerEntry, params: Sequence[ParamInfo], hyper: Hy
     full = predict_state(entry, params, {**hyper, "optim_bits": 32, "overrides": ()})
     why = []
     if list(meant.values()).count(8) > state.num_quantised:
-        why.append(f"have fewer than {format_count(hyper['min_8bit_size'])} elements (--min-8bit-size)")
+        sizes = {hyper_for(name, hyper)["min_8bit_size"] for name, bits in meant.items() if bits == 8}
+        least = format_count(sizes.pop()) if len(sizes) == 1 else "their own least number of"
+        why.append(f"have fewer than {least} elements (--min-8bit-size)")
     if 32 in meant.values():
-        why.append("are kept in 32 bit by name")
+        why.append("are kept in 32 bit by name" if hyper["optim_bits"] == 8 else "are in 32 bit as the optimizer is")
     others = f"; the others {' or '.join(why)}" if why else ""
     return (
         f"{entry.name} has the state of {format_count(state.num_quantised)} of {format_count(state.num_parameters)} "

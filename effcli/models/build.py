@@ -126,7 +126,7 @@ def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedToke
     config = copy.deepcopy(source.config)
     if source.path is None:
         config.vocab_size = len(tokenizer)
-    if source.tokenizer is None or config.pad_token_id is None:
+    if source.tokenizer is None or getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
     if problem.task == "classification":
         config.num_labels = problem.num_labels

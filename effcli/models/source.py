@@ -155,7 +155,7 @@ def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedToken
             vocab_size=vocab_size,
             model_type=source.config.model_type,
             max_length=row_limit(source, None, None),
-            pad_token_id=source.config.pad_token_id if source.path is not None else None,
+            pad_token_id=getattr(source.config, "pad_token_id", None) if source.path is not None else None,
         )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -191,7 +191,11 @@ def _positions(config: PretrainedConfig) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
-    return positions - (config.pad_token_id or 0) - 1 if config.model_type in POSITIONS_AFTER_PADDING else positions
+    return (
+        positions - (getattr(config, "pad_token_id", None) or 0) - 1
+        if config.model_type in POSITIONS_AFTER_PADDING
+        else positions
+    )
 
 
 @contextmanager

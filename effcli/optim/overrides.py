@@ -125,7 +125,10 @@ def _overrides_of(
 
     values = dict(given)
     if "betas" in values:
-        values |= {f"beta{number}": beta for number, beta in enumerate(values.pop("betas"), start=1)}
+        betas = values.pop("betas")
+        if not isinstance(betas, list | tuple):
+            raise UsageError(f"{flag}: betas are several numbers, as in (0.9, 0.99); got {betas!r}")
+        values |= {f"beta{number}": beta for number, beta in enumerate(betas, start=1)}
     if isinstance(parameters, torch.nn.Module):
         raise UsageError(f"{flag}: a module is no parameter; give module.weight, or list(module.parameters())")
     wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -30,8 +30,9 @@ def resolve_estimate(flags: Mapping[str, Any]) -> tuple[EstimateSpec, tuple[str,
     names = optim.pop("name", None) or DEFAULT_OPTIMIZERS
     values = {"model": {}, **{key: section for key, section in flags.items() if key != "optim"}}
     build_estimate_spec({**values, "optim": [optim]})  # so that a wrong value is said once, not for every optimizer
-    entries = registry.entries() if ALL in names else tuple(map(registry.find, names))
-    taken: list[dict[str, Any]] = [{"name": name} for name in ([e.name for e in entries] if ALL in names else names)]
+    named = {entry.name: entry for name in names for entry in _entries(name)}
+    entries = list(named.values())
+    taken: list[dict[str, Any]] = [{"name": name} for name in named]
     notes: list[str] = []
     for flag, key, setting in _settings(optim):
         having = [index for index, entry in enumerate(entries) if _has(entry, key)]
@@ -41,6 +42,10 @@ def resolve_estimate(flags: Mapping[str, Any]) -> tuple[EstimateSpec, tuple[str,
             without = [entry.name for index, entry in enumerate(entries) if index not in having]
             notes.append(f"{flag} is not for {listed(without)}.")
     return build_estimate_spec({**values, "optim": taken}), tuple(notes)
+
+
+def _entries(name: str) -> tuple[OptimizerEntry, ...]:
+    return registry.entries() if name == ALL else (registry.find(name),)
 
 
 def _settings(optim: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from effcli.pipeline.build import Built
     from effcli.pipeline.prepare import Prepared
 
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "tokenizers", "safetensors")
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "tokenizers", "safetensors", "peft",
+    "torchao", "galore-torch", "schedulefree", "pytorch_optimizer")  # fmt: skip
 
 
 def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunRecord:

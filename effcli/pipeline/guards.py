@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import OutOfMemoryError, TrainingFailedError, first_line
+from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from effcli.engines.session import TrainingSession
     from effcli.pipeline.prepare import Prepared
 
 
@@ -52,6 +53,24 @@ def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
         raise OutOfMemoryError(
             f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {', or '.join(advice)}. "
             f"The allocator said: {first_line(error)}"
+        ) from error
+
+
+@contextmanager
+def explained_failure(session: TrainingSession) -> Iterator[None]:
+    """Turn what a model or an optimizer raises while it trains into one line that names the update.
+
+    Raises:
+        TrainingFailedError: anything but an error of ours was raised.
+    """
+    try:
+        yield
+    except EffcliError:
+        raise
+    except Exception as error:  # whatever their code raises
+        raise TrainingFailedError(
+            f"update {session.update + 1} failed in the model or the optimizer, {type(error).__name__}: "
+            f"{first_line(error)}; --verbose shows where"
         ) from error
 
 

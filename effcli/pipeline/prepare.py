@@ -164,7 +164,13 @@ def _resolved(spec: RunSpec, *, hyper: Any, entry: OptimizerEntry, problem: Prob
                     "max_length": max_length,
                 }
             ),
-            "optim": spec.optim.model_copy(update={"name": entry.name, "lr": hyper["lr"]}),
+            "optim": spec.optim.model_copy(
+                update={
+                    "name": entry.name,
+                    "lr": hyper.get("lr"),
+                    "weight_decay": spec.optim.weight_decay if entry.takes_weight_decay else 0.0,
+                }
+            ),
         }
     )
 

@@ -32,7 +32,12 @@ from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import evaluation_weights
 from effcli.pipeline.build import Built, build_scheduler
-from effcli.pipeline.guards import explained_out_of_memory, refuse_weights_that_are_not_finite, without_cache
+from effcli.pipeline.guards import (
+    explained_failure,
+    explained_out_of_memory,
+    refuse_weights_that_are_not_finite,
+    without_cache,
+)
 from effcli.pipeline.prepare import Prepared
 from effcli.pipeline.resolve import changed_fields
 from effcli.run_folder import RunFolder
@@ -162,7 +167,12 @@ class Run:
         engine = import_module(f"effcli.engines.{spec.loop.engine}")
         reset_cuda_peak(prepared.device)
         try:
-            with session.stopping_on_signals(), without_cache(self._model), explained_out_of_memory(prepared):
+            with (
+                session.stopping_on_signals(),
+                without_cache(self._model),
+                explained_failure(session),
+                explained_out_of_memory(prepared),
+            ):
                 if session.update < self._loop.total_updates:
                     with redirect_stdout(sys.stderr):  # some optimizers print, which would spoil a JSON document
                         engine.run(job)
