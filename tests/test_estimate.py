@@ -136,6 +136,20 @@ def test_frozen_parameters_have_weights_alone(distilbert: Path) -> None:
     assert (refused.code, "--freeze 'lm_head' fits no parameter" in refused.error) == (2, True)
 
 
+def test_adapters_train_with_the_head_and_every_weight_counts(distilbert: Path) -> None:
+    lora = ("--lora-r", 8, "--lora-targets", "q_lin,v_lin")
+    record = effcli("estimate", distilbert, *lora, "--optim", "adamw", "--json").record
+    model = record["model"]
+    assert (model["num_trainable_parameters"], model["num_parameters"]) == (8_386, 147_844)
+    assert (model["gradients_bytes"], model["weights_bytes"]) == (4 * 8_386, 4 * 147_844)
+    assert record["optimizers"][0]["state_bytes"] == 67_136
+
+
+def test_stable_embeddings_count_their_norms_and_keep_their_state_in_32_bit(distilbert: Path) -> None:
+    record = effcli("estimate", distilbert, "--stable-embedding", "--optim", "adam8bit", "--json").record
+    assert (record["model"]["num_parameters"], record["optimizers"][0]["state_bytes"]) == (139_714, 704_144)
+
+
 def test_the_total_is_the_sum_of_its_rows_and_says_that_it_is_a_lower_bound(distilbert: Path) -> None:
     record = effcli("estimate", distilbert, "--optim", "adamw", "--json").record
     model, optimizer = record["model"], record["optimizers"][0]
