@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from effcli.errors import UsageError
 from effcli.optim.entry import Hyper, OptimizerEntry
-from effcli.optim.overrides import check_overrides, hyper_for
-from effcli.units import Basis, ParamInfo, Placement, Role, StateAmount
+from effcli.optim.overrides import check_overrides, values_for
+from effcli.units import Basis, ParamInfo, Placement, Role, StateAmount, StateTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,13 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
     by_parameter: dict[str, int] = {}
     shared: dict[str, int] = {}
     quantised: list[int] = []
+    layouts: dict[Hashable, tuple[StateTensor, ...]] = {}  # a large model repeats its layers a hundred times
     for param in trainable:
-        layout = entry.state_layout(param, hyper_for(param.name, hyper))
+        own = values_for(param.name, hyper)
+        kind = (param.shape, param.dtype, param.hidden, tuple(own.items()))
+        if kind not in layouts:
+            layouts[kind] = entry.state_layout(param, {**hyper, **own})
+        layout = layouts[kind]
         if any(tensor.role is Role.QUANTISATION for tensor in layout):
             quantised.append(param.num_elements)
         if layout:
