@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from effcli.memory.state import predict_state
+from effcli.memory.state import StateSummary, predict_state
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import hyper_for
 from effcli.units import ParamInfo, format_count
 
 
-def eight_bit_note(entry: OptimizerEntry, params: Sequence[ParamInfo], hyper: Hyper) -> str | None:
+def eight_bit_note(entry: OptimizerEntry, params: Sequence[ParamInfo], hyper: Hyper, state: StateSummary) -> str | None:
     """Return how many tensors have 8-bit state, what that saves, and why the others don't.
 
-    None where no 8-bit state is meant: for another optimizer, or with 32 bits for all parameters.
-
-    Raises:
-        UsageError: see `predict_state`.
+    `state` is what was predicted for them. None where no 8-bit state is meant: for another optimizer, or with 32 bits
+    for all parameters.
     """
     trainable = [param for param in params if param.trainable]
     meant = {param.name: hyper_for(param.name, hyper).get("optim_bits") for param in trainable}
     if not entry.eight_bit or 8 not in meant.values():
         return None
-    state = predict_state(entry, params, hyper)
     full = predict_state(entry, params, {**hyper, "optim_bits": 32, "overrides": ()})
     why = []
     if list(meant.values()).count(8) > state.num_quantised:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,8 @@ def load_shapes(key: str) -> ModelShapes | None:
 
 def store_shapes(key: str, shapes: ModelShapes) -> None:
     """Keep shapes under a key; where nothing can be written, the next estimate takes the long way again."""
-    path = _path(key)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(to_json(shapes), separators=(",", ":")))
-    except (OSError, WriteError):
-        return
+    with suppress(WriteError):
+        write_text(_path(key), json.dumps(to_json(shapes), separators=(",", ":")))
 
 
 def _path(key: str) -> Path:

@@ -65,13 +65,14 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     if spec.loop.gradient_checkpointing:
         recompute_activations(model, prepared.source.name)
     parameters = parameter_infos(model)
-    eight_bit = eight_bit_note(entry, parameters, hyper)
+    state = predict_state(entry, parameters, hyper)
+    eight_bit = eight_bit_note(entry, parameters, hyper, state)
     return Built(
         model=model,
         hyper=hyper,
         groups=decay_groups(model, spec.optim.weight_decay if entry.takes_weight_decay else 0.0),
         parameters=parameters,
-        state=predict_state(entry, parameters, hyper),
+        state=state,
         weight_notes=() if meta else _weight_notes(prepared, fresh),
         notes=(*notes, *((eight_bit,) if eight_bit else ())),
     )

@@ -12,7 +12,7 @@ from effcli.errors import UsageError
 from effcli.measure.record import EstimateRecord
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
-from effcli.memory.state import predict_state
+from effcli.memory.state import StateSummary, predict_state
 from effcli.models.flags import check_model_flags
 from effcli.models.known import KnownModel, config_object, known_model
 from effcli.models.stable_embedding import MARKER
@@ -67,17 +67,20 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         ),
         layers=layer_amounts(parameters, states) if per_layer else (),
         largest=largest_tensors(parameters, states, top),
-        notes=(*notes, *_state_notes(entries, settled, parameters)),
+        notes=(*notes, *_state_notes(entries, settled, parameters, states)),
     )
 
 
 def _state_notes(
-    entries: Sequence[OptimizerEntry], settled: Sequence[Hyper], parameters: Sequence[ParamInfo]
+    entries: Sequence[OptimizerEntry],
+    settled: Sequence[Hyper],
+    parameters: Sequence[ParamInfo],
+    states: Sequence[StateSummary],
 ) -> tuple[str, ...]:
     """Return what should be said about overrides and about 8-bit states; one optimizer stands for all 8-bit ones."""
-    pairs = list(zip(entries, settled, strict=True))
-    notes = dict.fromkeys(note for entry, hyper in pairs for note in override_notes(entry, hyper))
-    eight_bit = (eight_bit_note(entry, parameters, hyper) for entry, hyper in pairs)
+    each = list(zip(entries, settled, states, strict=True))
+    notes = dict.fromkeys(note for entry, hyper, _ in each for note in override_notes(entry, hyper))
+    eight_bit = (eight_bit_note(entry, parameters, hyper, state) for entry, hyper, state in each)
     return (*notes, *islice(filter(None, eight_bit), 1))
 
 
