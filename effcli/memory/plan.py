@@ -7,9 +7,11 @@ from typing import Literal
 from effcli.facts import Fact
 from effcli.units import Basis, Category, Phase
 
+Fits = Literal["fits", "tight", "no"]
+
 
 class PhaseBytes(Fact):
-    """Bytes live in one phase; None where the part was not predicted."""
+    """Bytes live at the highest moment of one phase; None where the part was not predicted."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -19,18 +21,63 @@ class PhaseBytes(Fact):
     total_bytes: int | None
 
 
+class PeakPart(Fact):
+    """One named part of what is live at the peak: a kind of tensor, or a module."""
+
+    name: str
+    category: str
+    num_bytes: int
+    basis: str
+
+
+class Change(Fact):
+    """What one changed setting would do to the peak; `saved_bytes` is negative where it costs."""
+
+    name: str
+    flags: str
+    peak_allocated_bytes: int
+    saved_bytes: int
+    peak_phase: str
+
+
+class TimelinePoint(Fact):
+    """Bytes live at one moment, by category; `update` and `micro` count from 0."""
+
+    update: int
+    micro: int
+    phase: str
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    activations_bytes: int
+    temporaries_bytes: int
+
+
 class MemoryPlan(Fact):
-    """The plan of one update; the peak is None until activations are traced."""
+    """The plan of one update; everything about the peak is None or empty until activations are traced.
+
+    `phases` are those of a later update, when the optimizer state exists throughout; `first_phases` those of the first.
+    `peak_update` says which of the two holds the peak. `device_total_bytes` is reserved + context: the need.
+    """
 
     phases: dict[str, PhaseBytes]
+    first_phases: dict[str, PhaseBytes] = {}
     basis: dict[str, str]
+    device: str | None = None
     peak_phase: str | None = None
+    peak_update: Literal["first", "later"] | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     context_bytes: int | None = None
     device_total_bytes: int | None = None
-    fits: Literal["fits", "tight", "no"] | None = None
+    budget_bytes: int | None = None
+    fits: Fits | None = None
     largest_batch_size: int | None = None
+    parts: tuple[PeakPart, ...] = ()
+    modules: tuple[PeakPart, ...] = ()
+    changes: tuple[Change, ...] = ()
+    timeline: tuple[TimelinePoint, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def exact_plan(

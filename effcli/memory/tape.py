@@ -1,6 +1,6 @@
 """`Tape`: what was allocated and freed, in order, while a part of an update was traced. No torch.
 
-A tape is recorded once (`effcli.memory.trace`), lengthened and joined with others (`effcli.memory.compose`), and played
+A tape is recorded once (`effcli.trace`), lengthened and joined with others (`effcli.memory.compose`), and played
 to an allocator (`effcli.memory.replay`).
 """
 
@@ -13,12 +13,17 @@ from effcli.units import Category, Phase
 
 
 class Alloc(NamedTuple):
-    """A storage of `num_bytes` comes to life; `block` is its number, `source` the module or parameter it belongs to."""
+    """A storage of `num_bytes` comes to life under the number `block`.
+
+    `source` is the module that ran, or the parameter it belongs to; `kind` says in plain words what it is, such as
+    "dropout masks" or "logits and loss", the same words for all storages of a kind.
+    """
 
     block: int
     num_bytes: int
     category: Category
     source: str
+    kind: str
 
 
 class Free(NamedTuple):
