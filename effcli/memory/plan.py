@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from effcli.facts import Fact
 from effcli.units import Basis, Category, Phase
 
@@ -61,7 +63,7 @@ class MemoryPlan(Fact):
     """
 
     phases: dict[str, PhaseBytes]
-    first_phases: dict[str, PhaseBytes] = {}
+    first_phases: dict[str, PhaseBytes] = Field(default_factory=dict)
     basis: dict[str, str]
     device: str | None = None
     peak_phase: str | None = None
