@@ -1,0 +1,40 @@
+"""Models whose tensors are fake: every shape and dtype is there, no memory is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Open the mode in which new tensors are fake; on the CPU, since backward works without a device only there."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield mode
+
+
+def make_fake(model: torch.nn.Module) -> None:
+    """Replace every parameter and buffer of a model, which may be on the meta device, by a fake tensor on the CPU.
+
+    To be called within `fake_tensors`. Tied parameters stay tied; what is trained stays trained.
+    """
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            if isinstance(tensor, torch.nn.Parameter):
+                empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = empty
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = fake(tensor)

@@ -1,0 +1,160 @@
+"""Forward and backward of one micro-batch, traced."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from effcli.memory.tape import Alloc, Event, Free, Mark
+from effcli.trace.kernels import Kernels
+from effcli.trace.kinds import BATCH, COPIED, GRADIENTS, LIBRARY, LOGITS
+from effcli.trace.marks import watched
+from effcli.trace.recorder import Recorder
+from effcli.units import Category, Phase
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+OUTPUTS = "outputs"
+GRADIENT = "gradient"
+
+Batch = Mapping[str, torch.Tensor]
+Forward = Callable[[torch.nn.Module, Batch], Any]
+"""Model and batch on the device -> what the loop holds until the next micro-batch."""
+Loss = Callable[[Any, Batch], torch.Tensor]
+"""What the forward returned, and the batch -> the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroTape:
+    """Events of one micro-batch, as it is when no gradient exists yet; block numbers count within the tape.
+
+    Marks: a `Phase` begins; `outputs`, where the forward's results have replaced those of the micro-batch before;
+    `gradient` with a block, where a parameter's gradient is complete. `gradients` are those blocks by the parameters'
+    names, `copied` those of them that the engine copied instead of taking them over. `libraries` are the blocks that
+    libraries keep from their first use on. What else is still live at the end is what the loop holds on to.
+    """
+
+    events: tuple[Event, ...]
+    gradients: Mapping[str, int]
+    copied: frozenset[int]
+    libraries: frozenset[int]
+
+
+def trace_micro(
+    model: torch.nn.Module,
+    batch: Batch,
+    *,
+    forward: Forward,
+    loss: Loss,
+    kernels: Kernels,
+    precision: str = "fp32",
+    keep_outputs: bool = False,
+    layers: Mapping[str, torch.nn.ModuleList] | None = None,
+    backward: bool = True,
+) -> MicroTape:
+    """Return what forward and backward of one micro-batch allocate.
+
+    Model and batch are fake (`effcli.trace.fake`), and no parameter has a gradient. Under `precision` `bf16` and `fp16`
+    the forward runs in autocast, the loss does not. `keep_outputs` keeps the forward's results as a loop does that
+    binds them to a name; `layers` are the lists whose elements are marked. Without `backward` the forward alone runs.
+    """
+    gc.collect()  # what dies later must not be taken for a part of this step
+    recorder = Recorder(kernels)
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.known(tensor)
+    gradients: dict[str, int] = {}
+    libraries: set[int] = set()
+    dtype = AUTOCAST.get(precision)
+    with (
+        recorder,
+        kernels.chosen(precision),
+        watched(model, recorder, layers or {}),
+        _gradients_noted(model, recorder, gradients),
+    ):
+        recorder.mark(Phase.FORWARD)
+        inputs = {
+            name: recorder.allocated(tensor, source="batch", kind=BATCH, category=Category.ACTIVATIONS)
+            for name, tensor in batch.items()
+        }
+        libraries |= _taken_by_libraries(recorder, kernels, Phase.FORWARD)
+        with torch.autocast("cpu", dtype=dtype) if dtype else nullcontext():
+            held = forward(model, batch)
+        recorder.mark(OUTPUTS)
+        recorder.source = LOGITS
+        value = loss(held, batch)
+        recorder.source = ""
+        if backward:
+            recorder.mark(Phase.BACKWARD)
+            recorder.in_backward = True
+            libraries |= _taken_by_libraries(recorder, kernels, Phase.BACKWARD)
+            value.backward()
+        if not keep_outputs:
+            del held, value
+        gc.collect()
+        events = [*recorder.events, *(Free(block) for block in inputs.values())]
+    model.zero_grad(set_to_none=True)
+    return MicroTape(
+        events=_categorised(events, frozenset(gradients.values())),
+        gradients=gradients,
+        copied=_copied(events, frozenset(gradients.values())),
+        libraries=frozenset(libraries),
+    )
+
+
+def _taken_by_libraries(recorder: Recorder, kernels: Kernels, phase: Phase) -> set[int]:
+    return {recorder.workspace(num_bytes, LIBRARY) for num_bytes in kernels.lasting_bytes().get(phase, ())}
+
+
+@contextmanager
+def _gradients_noted(model: torch.nn.Module, recorder: Recorder, gradients: dict[str, int]) -> Iterator[None]:
+    """Note, while open, the block of each parameter's gradient when it is complete."""
+
+    def noting(name: str) -> Callable[[torch.Tensor], None]:
+        def note(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            gradients[name] = recorder.block_of(parameter.grad)
+            recorder.mark(GRADIENT, gradients[name])
+
+        return note
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(noting(name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _categorised(events: list[Event], gradients: frozenset[int]) -> tuple[Event, ...]:
+    """Return the events with categories that only the whole tape tells.
+
+    What the forward made and freed again is temporary; what it left behind is an activation. In the backward pass what
+    was made with gradients on is a recomputed activation, a parameter's gradient is one, and the rest is temporary.
+    """
+    middle = next((place for place, event in enumerate(events) if event == Mark(Phase.BACKWARD)), len(events))
+    passing = {event.block for event in events[:middle] if isinstance(event, Free)}
+    found: list[Event] = []
+    for place, event in enumerate(events):
+        if isinstance(event, Alloc):
+            if event.block in gradients:
+                event = event._replace(category=Category.GRADIENTS, kind=GRADIENTS)
+            elif place < middle and event.block in passing:
+                event = event._replace(category=Category.TEMPORARIES)
+        found.append(event)
+    return tuple(found)
+
+
+def _copied(events: list[Event], gradients: frozenset[int]) -> frozenset[int]:
+    return frozenset(
+        event.block
+        for event in events
+        if isinstance(event, Alloc) and event.block in gradients and event.kind == COPIED
+    )
