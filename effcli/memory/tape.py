@@ -6,10 +6,11 @@ to an allocator (`effcli.memory.replay`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from effcli.units import Category, Phase
+from effcli.units import Basis, Category, Phase
 
 
 class Alloc(NamedTuple):
@@ -40,6 +41,51 @@ class Mark(NamedTuple):
 
 
 Event = Alloc | Free | Mark
+
+OUTPUTS = "outputs"
+GRADIENT = "gradient"
+END = "end of "
+"""Before the name of a list of layers: the mark where one of its elements ends, forward and backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroTape:
+    """Events of forward and backward of one micro-batch, as they are when no gradient exists yet.
+
+    Block numbers count within the tape. Marks: a `Phase` begins; `outputs`, where the forward's results have replaced
+    those of the micro-batch before; `gradient` with a block, where a parameter's gradient is complete; elements of
+    lists of layers. `gradients` are those blocks by the parameters' names, `copied` those of them that the engine
+    copied instead of taking them over. `libraries` are blocks that libraries keep from their first use on. What else
+    is still live at the end is what the loop holds on to.
+    """
+
+    events: tuple[Event, ...]
+    gradients: Mapping[str, int]
+    copied: frozenset[int] = frozenset()
+    libraries: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTape:
+    """Events from the clipping of gradients to their end: clip, optimizer step, `zero_grad(set_to_none=True)`.
+
+    `gradients` are blocks by the parameters' names, live at the start and freed on the tape. `state` are blocks by a
+    name of the optimizer's state: allocated on the tape of a first update, live at the start of a later one.
+    """
+
+    events: tuple[Event, ...]
+    gradients: Mapping[str, int]
+    state: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTapes:
+    """The steps of the first and of a later update; `basis` is that of the temporaries."""
+
+    first: StepTape
+    later: StepTape
+    basis: Basis
+    notes: tuple[str, ...] = ()
 
 
 class Begin(NamedTuple):

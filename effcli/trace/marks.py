@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
+from effcli.memory.tape import END
 from effcli.trace.recorder import Recorder
-
-END = "end of "
-"""Before the name of a list: the mark where one of its elements ends, forward and backward."""
 
 
 @contextmanager

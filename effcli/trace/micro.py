@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from effcli.memory.tape import Alloc, Event, Free, Mark
+from effcli.memory.tape import GRADIENT, OUTPUTS, Alloc, Event, Free, Mark, MicroTape
 from effcli.trace.kernels import Kernels
 from effcli.trace.kinds import BATCH, COPIED, GRADIENTS, LIBRARY, LOGITS
 from effcli.trace.marks import watched
@@ -18,30 +17,12 @@ from effcli.trace.recorder import Recorder
 from effcli.units import Category, Phase
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-OUTPUTS = "outputs"
-GRADIENT = "gradient"
 
 Batch = Mapping[str, torch.Tensor]
 Forward = Callable[[torch.nn.Module, Batch], Any]
 """Model and batch on the device -> what the loop holds until the next micro-batch."""
 Loss = Callable[[Any, Batch], torch.Tensor]
 """What the forward returned, and the batch -> the loss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroTape:
-    """Events of one micro-batch, as it is when no gradient exists yet; block numbers count within the tape.
-
-    Marks: a `Phase` begins; `outputs`, where the forward's results have replaced those of the micro-batch before;
-    `gradient` with a block, where a parameter's gradient is complete. `gradients` are those blocks by the parameters'
-    names, `copied` those of them that the engine copied instead of taking them over. `libraries` are the blocks that
-    libraries keep from their first use on. What else is still live at the end is what the loop holds on to.
-    """
-
-    events: tuple[Event, ...]
-    gradients: Mapping[str, int]
-    copied: frozenset[int]
-    libraries: frozenset[int]
 
 
 def trace_micro(

@@ -1,0 +1,107 @@
+"""Joins the tapes of a micro-batch and of optimizer steps into the events of whole updates. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+
+from effcli.memory.tape import GRADIENT, OUTPUTS, Alloc, Begin, Free, MicroTape, StepTape
+from effcli.units import Category, ParamInfo, Phase
+
+ADDED = "gradients before they are added"
+
+
+def resident(parameters: Iterable[ParamInfo], buffers: Mapping[str, int]) -> list[Alloc]:
+    """Return what is live before training: each parameter, and each buffer by its bytes."""
+    blocks = count(1)
+    weights = [
+        Alloc(next(blocks), parameter.num_bytes, Category.WEIGHTS, parameter.name, "weights")
+        for parameter in parameters
+    ]
+    return [
+        *weights,
+        *(Alloc(next(blocks), size, Category.ACTIVATIONS, name, "buffers") for name, size in buffers.items()),
+    ]
+
+
+def updates(
+    before: Iterable[Alloc], micro: MicroTape, steps: Iterable[StepTape | None], *, accum: int = 1
+) -> Iterator[Alloc | Free | Begin]:
+    """Yield the events of one update per element of `steps`, each of `accum` micro-batches and a step, if there is one.
+
+    The first micro-batch of an update makes the gradients, later ones add to them. Without a step the gradients are
+    freed before the next update's forward, as loops do that clear them there.
+    """
+    joined = _Joined(before)
+    yield from joined.before
+    for update, step in enumerate(steps):
+        if step is None:
+            yield from joined.cleared()
+        for place in range(accum):
+            yield from joined.micro(micro, update, place)
+        if step is not None:
+            yield from joined.step(step, update, accum - 1)
+
+
+class _Joined:
+    """Numbers the blocks anew, and remembers what outlives a tape."""
+
+    def __init__(self, before: Iterable[Alloc]) -> None:
+        self.before = list(before)
+        self._numbers = count(max((alloc.block for alloc in self.before), default=0) + 1)
+        self._gradients: dict[str, int] = {}
+        self._state: dict[str, int] = {}
+        self._libraries = False
+        self._held: list[int] = []
+
+    def cleared(self) -> Iterator[Free]:
+        """Yield the ends of all gradients."""
+        yield from map(Free, self._gradients.values())
+        self._gradients = {}
+
+    def micro(self, tape: MicroTape, update: int, place: int) -> Iterator[Alloc | Free | Begin]:
+        """Yield the events of one micro-batch."""
+        numbers: dict[int, int] = {}
+        names = {block: name for name, block in tape.gradients.items()}
+        adds = place > 0
+        for event in tape.events:
+            if isinstance(event, Alloc):
+                if event.block in tape.libraries and self._libraries:
+                    continue
+                if adds and event.block in names:
+                    if event.block in tape.copied:
+                        continue
+                    event = event._replace(category=Category.TEMPORARIES, kind=ADDED)
+                numbers[event.block] = next(self._numbers)
+                yield event._replace(block=numbers[event.block])
+            elif isinstance(event, Free):
+                yield Free(numbers.pop(event.block))
+            elif event.name == GRADIENT:
+                name = names[event.index]
+                if not adds:
+                    self._gradients[name] = numbers.pop(event.index)
+                elif event.index in numbers:
+                    yield Free(numbers.pop(event.index))
+            elif event.name == OUTPUTS:
+                yield from map(Free, self._held)
+                self._held = []
+            elif event.name in (Phase.FORWARD, Phase.BACKWARD):
+                yield Begin(Phase(event.name), update, place)
+        kept = tape.libraries if not self._libraries else frozenset()
+        self._held += [number for block, number in numbers.items() if block not in kept]
+        self._libraries = True
+
+    def step(self, tape: StepTape, update: int, place: int) -> Iterator[Alloc | Free | Begin]:
+        """Yield the events of one step; a parameter that got no gradient takes no part in it."""
+        yield Begin(Phase.STEP, update, place)
+        lacking = {block for name, block in tape.gradients.items() if name not in self._gradients}
+        numbers = {block: self._gradients[name] for name, block in tape.gradients.items() if block not in lacking}
+        numbers |= {block: self._state[name] for name, block in tape.state.items() if name in self._state}
+        for event in tape.events:
+            if isinstance(event, Alloc):
+                numbers[event.block] = next(self._numbers)
+                yield event._replace(block=numbers[event.block])
+            elif isinstance(event, Free) and event.block not in lacking:
+                yield Free(numbers[event.block])
+        self._state |= {name: numbers[block] for name, block in tape.state.items()}
+        self._gradients = {}
