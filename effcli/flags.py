@@ -9,6 +9,7 @@ FLAG_OF: dict[str, str] = {
     "model.name": "--model",
     "model.task": "--task",
     "model.freeze": "--freeze",
+    "model.attn": "--attn",
     "model.stable_embedding": "--stable-embedding",
     "model.lora_r": "--lora-r",
     "model.lora_targets": "--lora-targets",
@@ -55,7 +56,12 @@ FLAG_OF: dict[str, str] = {
 }
 """Dotted field of `RunSpec` -> flag, in the order of the sections."""
 
-ESTIMATE_FLAG_OF: dict[str, str] = {"model.num_labels": "--num-labels"}
+ESTIMATE_FLAG_OF: dict[str, str] = {
+    "model.num_labels": "--num-labels",
+    "loop.gpu": "--gpu",
+    "loop.budget": "--budget",
+    "output.timeline": "--timeline",
+}
 """Dotted field that only an estimate has -> flag."""
 
 

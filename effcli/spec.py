@@ -16,6 +16,7 @@ from effcli.values import Scalar, as_list, scalars
 Task = Literal["classification", "causal-lm"]
 Engine = Literal["pytorch", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Scheduler = Literal["linear", "cosine", "constant"]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -41,7 +42,8 @@ class ModelSpec(Section):
     """What is learnt; guessed from model and data when not given."""
     freeze: tuple[Text, ...] = ()
     """Patterns of parameter names that are not trained; without a wildcard, a part of the name."""
-
+    attn: Attention | None = None
+    """How attention is computed: sdpa, eager, or the package flash-attn; none means transformers' choice."""
     stable_embedding: bool = False
     """Replace the embeddings by bitsandbytes' StableEmbedding: a LayerNorm after each, optimizer state in 32 bit."""
     lora_r: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -243,48 +245,20 @@ class RunSpec(Section):
         return self.model.name is None and self.data.train is None
 
 
-class EstimatedModelSpec(ModelSpec):
-    """Which model is estimated, with which head; more tasks than the loops can train."""
-
-    task: Text | None = None  # type: ignore[assignment]
-    """What is learnt; none means what people fine-tune such a model for."""
-    num_labels: int | None = Field(default=None, ge=1, le=LARGEST)
-    """Classes of a classification head; none means the configuration's own, or 2."""
-
-
-class EstimatedLoopSpec(Section):
-    """What of a loop matters before activations."""
-
-    precision: Precision = "fp32"
-    """As in training: only bf16-pure changes what weights and gradients are held in."""
-
-
-class EstimateSpec(Section):
-    """An estimate: one model, several optimizers. Sections are called as in `RunSpec`."""
-
-    model: EstimatedModelSpec
-    optim: tuple[OptimSpec, ...]
-    loop: EstimatedLoopSpec = EstimatedLoopSpec()
-
-
 def build_spec(values: Mapping[str, Any]) -> RunSpec:
     """Return the specification that nested sections describe; texts become the type that each field declares.
 
     Raises:
         UsageError: one line with every fault, each naming its field, what was given and what is allowed.
     """
-    return _build(RunSpec, values)
-
-
-def build_estimate_spec(values: Mapping[str, Any]) -> EstimateSpec:
-    """Return the specification of an estimate; see `build_spec`."""
-    return _build(EstimateSpec, values)
+    return validated(RunSpec, values)
 
 
 _Spec = TypeVar("_Spec", bound=Section)
 
 
-def _build(kind: type[_Spec], values: Mapping[str, Any]) -> _Spec:
+def validated(kind: type[_Spec], values: Mapping[str, Any]) -> _Spec:
+    """Return the specification of one kind; see `build_spec`."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from effcli.estimate_spec import EstimateSpec, build_estimate_spec
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.recipes import overlay
-from effcli.spec import EstimateSpec, build_estimate_spec
 from effcli.units import listed
 
 DEFAULT_OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "lion8bit", "adamw4bit", "sgd")

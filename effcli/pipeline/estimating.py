@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from effcli.devices import weights_dtype
 from effcli.errors import UsageError
+from effcli.estimate_spec import EstimateSpec
 from effcli.measure.record import EstimateRecord
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
@@ -22,7 +23,6 @@ from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.shapes import ModelShapes
-from effcli.spec import EstimateSpec
 from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
