@@ -43,7 +43,6 @@ def trace_micro(
     the forward runs in autocast, the loss does not. `keep_outputs` keeps the forward's results as a loop does that
     binds them to a name; `layers` are the lists whose elements are marked. Without `backward` the forward alone runs.
     """
-    gc.collect()  # what dies later must not be taken for a part of this step
     recorder = Recorder(kernels)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.known(tensor)
@@ -51,6 +50,7 @@ def trace_micro(
     libraries: set[int] = set()
     dtype = AUTOCAST.get(precision)
     with (
+        _only_new_garbage(),
         recorder,
         kernels.chosen(precision),
         watched(model, recorder, layers or {}),
@@ -84,6 +84,18 @@ def trace_micro(
         copied=_copied(events, frozenset(gradients.values())),
         libraries=frozenset(libraries),
     )
+
+
+@contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Keep the collector from running by itself, and from looking at what was there before: seconds, with torch."""
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 def _taken_by_libraries(recorder: Recorder, kernels: Kernels, phase: Phase) -> set[int]:
