@@ -14,6 +14,7 @@ def train(
     model: o.Model = None,
     task: o.Task = None,
     freeze: o.Freeze = None,
+    attn: o.Attn = None,
     stable_embedding: o.StableEmbedding = None,
     lora_r: o.LoraR = None,
     lora_targets: o.LoraTargets = None,

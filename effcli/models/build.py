@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from effcli.errors import UsageError
 from effcli.hub import hub_errors
+from effcli.models.attention import check_model_attention
 from effcli.models.lora import plain_model
 from effcli.models.source import ModelSource, unusable
 from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
@@ -28,15 +29,22 @@ if TYPE_CHECKING:
 
 
 def build_model(
-    source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype, meta: bool = False
+    source: ModelSource,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: torch.dtype,
+    attn: str | None = None,
+    meta: bool = False,
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """Return the model with the head of the task, weights in `dtype`, and the names of those that its files lack.
 
-    The caller sets the seed first, since a new head is drawn from it. With `meta` no memory is allocated and no weights
-    are read. A model that was saved with StableEmbeddings has them again.
+    The caller sets the seed first, since a new head is drawn from it. `attn` is how attention is computed, none means
+    transformers' choice. With `meta` no memory is allocated and no weights are read. A model that was saved with
+    StableEmbeddings has them again.
 
     Raises:
-        UsageError: the architecture has no head for the task, or its files cannot be used.
+        UsageError: the architecture has no head for the task or not that attention, or its files cannot be used.
         MissingExtraError: the model has StableEmbeddings and bitsandbytes is not installed.
     """
     import torch
@@ -46,19 +54,27 @@ def build_model(
     _check_task(source, problem.task)
     head = head_for(problem.task)
     auto = getattr(transformers, head.auto_class)
+    model_class = head.model_class(config)
+    check_model_attention(attn, model_class, name=source.name, model_type=config.model_type)
+    chosen = {} if attn is None else {"attn_implementation": attn}
     with unusable(source.name, "config.json"):
         stable = marked_embeddings(config)
         if meta or not source.has_weights:
             with torch.device("meta") if meta else nullcontext():
-                model = auto.from_config(config, dtype=dtype)
+                model = auto.from_config(config, dtype=dtype, **chosen)
                 rebuild_embeddings(model, source.name)
             return model, ()
         if stable:
             require_package("bitsandbytes", f"--model '{source.name}'")
     with unusable(source.name, "weights"), hub_errors("model", source.name, flag="--model"):
-        maker = rebuilding(head.model_class(config), stable) if stable else auto
+        maker = rebuilding(model_class, stable) if stable else auto
         model, loading = maker.from_pretrained(
-            source.path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            source.path,
+            config=config,
+            dtype=dtype,
+            **chosen,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
         fresh = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
         if lacking := [name for name in stable if f"{name}.norm.weight" in fresh]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from effcli.errors import EffcliError, UsageError, first_line, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
+from effcli.models.lengths import MAX_LENGTH, longest_row
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 BUILTIN_NAME = "built-in DistilBERT"
 BUILTIN_VOCABULARY = 8000
-MAX_LENGTH = 512
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -32,8 +32,6 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "vocab.json",
 )
-POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet"}
-"""Model types whose position ids start behind the padding id, so that the table holds fewer positions than rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,30 +170,9 @@ def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedToken
 
 
 def row_limit(source: ModelSource, tokenizer: PreTrainedTokenizerBase | None, asked: int | None) -> int:
-    """Return the longest row in tokens: what was asked for, or else the model's and tokenizer's limit, at most 512.
-
-    Raises:
-        UsageError: more was asked for than the model has positions.
-    """
-    positions = _positions(source.config)
-    if asked is not None:
-        if positions is not None and asked > positions:
-            raise UsageError(f"--max-length {asked}: '{source.name}' reads at most {positions} tokens")
-        return asked
+    """Return the longest row in tokens; see `effcli.models.lengths.longest_row`."""
     tokens = tokenizer.model_max_length if tokenizer is not None else MAX_LENGTH
-    return min(MAX_LENGTH, tokens, positions or MAX_LENGTH)
-
-
-def _positions(config: PretrainedConfig) -> int | None:
-    """Return the number of positions that a row can have; None where the model has no table of them."""
-    positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return None
-    return (
-        positions - (getattr(config, "pad_token_id", None) or 0) - 1
-        if config.model_type in POSITIONS_AFTER_PADDING
-        else positions
-    )
+    return longest_row(source.config, source.name, asked, tokenizer_limit=tokens)
 
 
 @contextmanager

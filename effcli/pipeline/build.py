@@ -56,7 +56,9 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     spec, entry = prepared.spec, prepared.entry
     set_seed(spec.loop.seed)
     dtype = getattr(torch, weights_dtype(spec.loop.precision))
-    made, fresh = build_model(prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, meta=meta)
+    made, fresh = build_model(
+        prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, attn=spec.model.attn, meta=meta
+    )
     with torch.device("meta") if meta else nullcontext():
         changed, notes = _change(prepared, made, fresh)
     model, hyper = changed.model, changed.hyper_for(entry, prepared.hyper)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
 from effcli.errors import UsageError
+from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
@@ -70,6 +71,8 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     check_model_flags(spec.model)
     device = resolve_device(spec.loop.device)
     check_precision(spec.loop.precision, device)
+    check_attention(spec.model.attn, spec.loop.precision)
+    check_attention_runs(spec.model.attn, str(device))
     entry = registry.find(spec.optim.name)
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)

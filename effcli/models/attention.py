@@ -1,0 +1,52 @@
+"""How attention is computed: what `--attn` needs of precision, device, packages and model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from effcli.errors import DeviceError, UsageError
+from effcli.packages import require_package
+
+FLASH = "flash_attention_2"
+_SUPPORT = {"sdpa": "_supports_sdpa", FLASH: "_supports_flash_attn"}
+"""Implementation -> the attribute by which a model class of transformers (4.40 to 5.24) says that it has it."""
+
+
+def check_attention(attn: str | None, precision: str) -> None:
+    """Raise unless the implementation computes in the precision; cheap, before a model is there.
+
+    Raises:
+        UsageError: flash-attn, whose kernels know 16 bit alone, in fp32.
+    """
+    if attn == FLASH and precision == "fp32":
+        raise UsageError(f"--attn {FLASH} computes in 16 bit only; add --precision bf16 or fp16, or use --attn sdpa")
+
+
+def check_attention_runs(attn: str | None, device: str) -> None:
+    """Raise unless the implementation can run here on `device`, `cpu` or `cuda:0`.
+
+    Raises:
+        DeviceError: flash-attn on a CPU.
+        MissingExtraError: flash-attn is not installed.
+    """
+    if attn != FLASH:
+        return
+    if device == "cpu":
+        raise DeviceError(f"--attn {FLASH} needs a CUDA device; use --attn sdpa")
+    require_package("flash_attn", f"--attn {FLASH}", pip="flash-attn --no-build-isolation")
+
+
+def check_model_attention(attn: str | None, model_class: Any, *, name: str, model_type: str) -> None:
+    """Raise unless the model's code has the implementation; `name` is for the message.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if attn is None or _has(model_class, attn):
+        return
+    others = [other for other in ("sdpa", "eager", FLASH) if _has(model_class, other)]
+    raise UsageError(f"--attn {attn}: '{name}' ({model_type}) has no such attention; use --attn {' or '.join(others)}")
+
+
+def _has(model_class: Any, attn: str) -> bool:
+    return attn not in _SUPPORT or bool(getattr(model_class, _SUPPORT[attn], False))

@@ -1,0 +1,40 @@
+"""How long a row can be, in tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from effcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+MAX_LENGTH = 512
+POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet"}
+"""Model types whose position ids start behind the padding id, so that the table holds fewer positions than rows."""
+
+
+def longest_row(config: PretrainedConfig, name: str, asked: int | None, *, tokenizer_limit: int = MAX_LENGTH) -> int:
+    """Return the longest row in tokens: what was asked for, or else the model's and tokenizer's limit, at most 512.
+
+    Raises:
+        UsageError: more was asked for than the model called `name` has positions.
+    """
+    positions = _positions(config)
+    if asked is not None:
+        if positions is not None and asked > positions:
+            raise UsageError(f"--max-length {asked}: '{name}' reads at most {positions} tokens")
+        return asked
+    return min(MAX_LENGTH, tokenizer_limit, positions or MAX_LENGTH)
+
+
+def _positions(config: PretrainedConfig) -> int | None:
+    """Return the number of positions that a row can have; None where the model has no table of them."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    return (
+        positions - (getattr(config, "pad_token_id", None) or 0) - 1
+        if config.model_type in POSITIONS_AFTER_PADDING
+        else positions
+    )
