@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-@contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Open the mode in which new tensors are fake; on the CPU, since backward works without a device only there."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield mode
+def fake_tensors() -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that opens one mode again and again, in which new tensors are fake.
+
+    They are on the CPU, since without a device backward works only there.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        with mode, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+
+    return opened
 
 
 def make_fake(model: torch.nn.Module) -> None:

@@ -1,0 +1,72 @@
+"""`Tracer`: one model on fake tensors, traced at any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from effcli.memory.extend import NotPeriodicError, Repetition, extended
+from effcli.memory.tape import MicroTape
+from effcli.trace.fake import fake_tensors, make_fake
+from effcli.trace.kernels import Kernels
+from effcli.trace.layers import buffer_bytes, repetitions, shorten
+from effcli.trace.micro import Batch, Forward, Loss, trace_micro
+
+
+class Tracer:
+    """A model without memory whose forward and backward can be traced.
+
+    `build` makes the model on the meta device, as it is trained: dtype, adapters, checkpointing, what is frozen.
+    Lists of equal layers are traced at five units and lengthened; where that doesn't go, the whole model is traced.
+    `buffers` are the bytes of the model's buffers by name.
+    """
+
+    def __init__(self, build: Callable[[], torch.nn.Module], kernels: Kernels, *, whole: bool = False) -> None:
+        self._build, self._kernels = build, kernels
+        self._mode = fake_tensors()
+        self._repetitions: tuple[Repetition, ...] = ()
+        model = build()
+        self.buffers = buffer_bytes(model)
+        self._take(model, () if whole else repetitions(model))
+
+    def micro(
+        self,
+        batch: Callable[[], Batch],
+        *,
+        forward: Forward,
+        loss: Loss,
+        precision: str = "fp32",
+        keep_outputs: bool = False,
+        backward: bool = True,
+    ) -> MicroTape:
+        """Return the tape of one micro-batch; `batch` makes it, the rest as in `effcli.trace.micro.trace_micro`."""
+        while True:
+            try:
+                with self._mode():
+                    tape = trace_micro(
+                        self._model,
+                        batch(),
+                        forward=forward,
+                        loss=loss,
+                        kernels=self._kernels,
+                        precision=precision,
+                        keep_outputs=keep_outputs,
+                        layers=self._layers,
+                        backward=backward,
+                    )
+                for repetition in self._repetitions:
+                    tape = extended(tape, repetition)
+                return tape
+            except (NotPeriodicError, IndexError, KeyError):
+                if not self._repetitions:
+                    raise
+                self._take(self._build(), ())
+
+    def _take(self, model: torch.nn.Module, shortened: tuple[Repetition, ...]) -> None:
+        self._repetitions = shortened
+        self._layers = {repetition.name: shorten(model, repetition) for repetition in shortened}
+        with self._mode():
+            make_fake(model)
+        model.train()
+        self._model = model
