@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from effcli.models.attention import check_model_attention
 from effcli.models.build import parameter_infos
 from effcli.models.change import Changed, change_model
 from effcli.models.lora import plain_model
@@ -38,16 +39,27 @@ def changed_shapes(
     Raises:
         UsageError: see `meta_shapes` and `change_model`.
     """
-    import torch
-
-    model = _meta_model(config, task, dtype, name=name, num_labels=num_labels)
-    with torch.device("meta"):
-        changed = change_model(model, settings, task, name=name, origin=None)
+    changed = changed_model(config, task, settings, dtype, name=name, num_labels=num_labels)
     return _shapes(changed.model, task), changed
 
 
+def changed_model(
+    config: PretrainedConfig, task: str, settings: ModelSpec, dtype: str, *, name: str, num_labels: int | None = None
+) -> Changed:
+    """Return the model on the meta device as the settings change it, weights in `dtype`, and what changed.
+
+    Raises:
+        UsageError: see `meta_shapes` and `change_model`, or the model's code has no such attention.
+    """
+    import torch
+
+    model = _meta_model(config, task, dtype, name=name, num_labels=num_labels, attn=settings.attn)
+    with torch.device("meta"):
+        return change_model(model, settings, task, name=name, origin=None)
+
+
 def _meta_model(
-    config: PretrainedConfig, task: str, dtype: str, *, name: str, num_labels: int | None
+    config: PretrainedConfig, task: str, dtype: str, *, name: str, num_labels: int | None, attn: str | None = None
 ) -> PreTrainedModel:
     import torch
     import transformers
@@ -57,8 +69,10 @@ def _meta_model(
     config = copy.deepcopy(config)  # transformers writes into nested dicts of the configuration it is given
     if head.counts_labels and num_labels is not None:
         config.num_labels = num_labels
+    check_model_attention(attn, head.model_class(config), name=name, model_type=config.model_type)
+    chosen = {} if attn is None else {"attn_implementation": attn}
     with torch.device("meta"), unusable(name, "config.json"):
-        model = getattr(transformers, head.auto_class).from_config(config, dtype=getattr(torch, dtype))
+        model = getattr(transformers, head.auto_class).from_config(config, dtype=getattr(torch, dtype), **chosen)
         rebuild_embeddings(model, name)
     return model
 

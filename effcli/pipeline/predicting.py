@@ -1,0 +1,146 @@
+"""`Predictor`: replays of one model's updates under any settings, each thing traced once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from effcli.devices import weights_dtype
+from effcli.engines.window import WindowLoss
+from effcli.memory.allocator import Allocator
+from effcli.memory.compose import resident, updates
+from effcli.memory.replay import Replay, replay
+from effcli.memory.scale import NotAffineError, scaled
+from effcli.memory.tape import MicroTape, StepTapes
+from effcli.trace.batches import LABELS, BatchShape, fake_batch, logits_for, own_loss
+from effcli.trace.optimizer import trace_update
+from effcli.trace.tracer import Tracer
+from effcli.units import ParamInfo
+
+if TYPE_CHECKING:
+    from effcli.optim.entry import Hyper, OptimizerEntry
+    from effcli.trace.kernels import Kernels
+
+SIMULATED_MICRO_BATCHES = 3
+"""Micro-batches of a window that are played: from the second on, each finds what the one before it found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What of a loop decides about memory. `implementation` is torch's: foreach, fused or for-loop; none: its choice."""
+
+    batch_size: int
+    max_length: int
+    accum: int = 1
+    precision: str = "fp32"
+    gradient_checkpointing: bool = False
+    max_grad_norm: float = 1.0
+    implementation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The model that is predicted.
+
+    `build` makes it on the meta device, from the dtype of its weights and whether activations are recomputed;
+    `parameters` are those of the whole model, in the order in which it names them.
+    """
+
+    build: Callable[[str, bool], torch.nn.Module]
+    config: Any
+    task: str
+    num_labels: int
+    parameters: Callable[[str], Sequence[ParamInfo]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The device whose kernels and allocator are imitated; `allocator` makes a fresh one."""
+
+    device: str
+    kernels: Kernels
+    allocator: Callable[[], Allocator]
+
+
+class Predictor:
+    """Predicts updates of one model on one device; tapes are kept, so that a second question costs only what is new."""
+
+    def __init__(self, subject: Subject, target: Target) -> None:
+        self._subject, self._target = subject, target
+        self._tracers: dict[tuple[str, bool], Tracer] = {}
+        self._micros: dict[tuple[object, ...], dict[int, MicroTape]] = {}
+        self._steps: dict[tuple[object, ...], StepTapes] = {}
+
+    def replay(
+        self, settings: Settings, entry: OptimizerEntry, hyper: Hyper, *, allocator: Allocator | None = None
+    ) -> Replay:
+        """Return the first and a later update, played to the target's allocator, or to the one given.
+
+        Raises:
+            CapacityError: the allocator has a capacity, and the updates don't fit.
+        """
+        dtype = weights_dtype(settings.precision)
+        before = resident(self._subject.parameters(dtype), self._tracer(settings).buffers)
+        steps = self.steps(settings, entry, hyper)
+        accum = min(settings.accum, SIMULATED_MICRO_BATCHES)
+        events = list(updates(before, self.micro(settings), (steps.first, steps.later), accum=accum))
+        return replay(events, allocator or self._target.allocator())
+
+    def micro(self, settings: Settings) -> MicroTape:
+        """Return the tape of one micro-batch: traced at two batch sizes, worked out from those at any other."""
+        key = (settings.max_length, settings.precision, settings.gradient_checkpointing)
+        traced = self._micros.setdefault(key, {})
+        if settings.batch_size in traced:
+            return traced[settings.batch_size]
+        if len(traced) > 1:
+            (first, smaller), (second, larger) = sorted(traced.items())[-2:]
+            try:
+                return scaled(smaller, larger, sizes=(first, second), to=settings.batch_size)
+            except NotAffineError:
+                pass
+        traced[settings.batch_size] = self._traced(settings)
+        return traced[settings.batch_size]
+
+    def steps(self, settings: Settings, entry: OptimizerEntry, hyper: Hyper) -> StepTapes:
+        """Return the tapes of an optimizer's first and later steps."""
+        dtype = weights_dtype(settings.precision)
+        key = (entry.name, repr(hyper), dtype, settings.max_grad_norm, settings.implementation)
+        if key not in self._steps:
+            self._steps[key] = trace_update(
+                entry,
+                self._subject.parameters(dtype),
+                hyper,
+                device=self._target.device,
+                max_grad_norm=settings.max_grad_norm,
+                implementation=settings.implementation,
+                kernels=self._target.kernels,
+            )
+        return self._steps[key]
+
+    def _traced(self, settings: Settings) -> MicroTape:
+        subject = self._subject
+        shape = BatchShape(batch_size=settings.batch_size, max_length=settings.max_length)
+        forward, loss = _forward_and_loss(subject.task)
+        return self._tracer(settings).micro(
+            lambda: fake_batch(subject.config, subject.task, shape, num_labels=subject.num_labels),
+            forward=forward,
+            loss=loss,
+            precision=settings.precision,
+        )
+
+    def _tracer(self, settings: Settings) -> Tracer:
+        key = (weights_dtype(settings.precision), settings.gradient_checkpointing)
+        if key not in self._tracers:
+            self._tracers[key] = Tracer(lambda: self._subject.build(*key), self._target.kernels)
+        return self._tracers[key]
+
+
+def _forward_and_loss(task: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what the engines do for the tasks that they train; for others the loss is the model's own."""
+    if task in ("classification", "causal-lm"):
+        window = WindowLoss(task)
+        return logits_for(lambda logits, labels: window.scaled(logits, labels, labels.numel()))
+    return own_loss, lambda value, batch: value

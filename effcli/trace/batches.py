@@ -1,0 +1,79 @@
+"""Full batches as fake tensors: every row has as many tokens, pixels or samples as was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from effcli.trace.micro import Batch
+
+LABELS = "labels"
+AUDIO_SECONDS = 10
+"""Length of a clip, where a model reads raw audio: nothing in its configuration says it."""
+_SAMPLING_RATE = 16_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """Rows, and tokens of each row. Images and spectrograms have the size that the model's configuration says."""
+
+    batch_size: int
+    max_length: int
+
+
+def fake_batch(config: Any, task: str, shape: BatchShape, *, num_labels: int) -> Batch:
+    """Return the tensors of a batch by the names that the model's `forward` gives them; within `fake_tensors`.
+
+    int64 ids of shape (rows, tokens), float32 images (rows, channels, height, width), spectrograms (rows, bins, frames)
+    or samples (rows, samples). `labels` are (rows,) classes, or one id per position.
+    """
+    rows, length = shape.batch_size, shape.max_length
+    if task == "image-classification":
+        return {"pixel_values": torch.empty(rows, *_image(config)), LABELS: _classes(rows)}
+    if task == "audio-classification" and not hasattr(config, "num_mel_bins"):
+        return {"input_values": torch.empty(rows, AUDIO_SECONDS * _SAMPLING_RATE), LABELS: _classes(rows)}
+    if task in ("speech-seq2seq", "audio-classification"):
+        features = torch.empty(rows, config.num_mel_bins, 2 * config.max_source_positions)
+        labels = _ids(rows, length) if task == "speech-seq2seq" else _classes(rows)
+        return {"input_features": features, LABELS: labels}
+    if task == "multiple-choice":
+        return {"input_ids": torch.empty(rows, num_labels, length, dtype=torch.int64), LABELS: _classes(rows)}
+    batch = {"input_ids": _ids(rows, length)}
+    if config.model_type == "gemma3":  # refuses to train without them, images or not
+        batch["token_type_ids"] = _ids(rows, length)
+    if task == "question-answering":
+        return {**batch, "start_positions": _classes(rows), "end_positions": _classes(rows)}
+    return {**batch, LABELS: _classes(rows) if task == "classification" else _ids(rows, length)}
+
+
+def own_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the loss that the model itself computes; its other outputs are gone when this returns, as in Trainer."""
+    loss: torch.Tensor = model(**batch).loss
+    return loss
+
+
+def logits_for(loss: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the forward that keeps the logits alone, and the loss of logits and labels, as the engines do."""
+
+    def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor = model(**{name: tensor for name, tensor in batch.items() if name != LABELS}).logits
+        return logits
+
+    return forward, lambda logits, batch: loss(logits, batch[LABELS])
+
+
+def _ids(rows: int, length: int) -> torch.Tensor:
+    return torch.empty(rows, length, dtype=torch.int64)
+
+
+def _classes(rows: int) -> torch.Tensor:
+    return torch.empty(rows, dtype=torch.int64)
+
+
+def _image(config: Any) -> tuple[int, int, int]:
+    size = getattr(config, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    return getattr(config, "num_channels", 3), height, width
