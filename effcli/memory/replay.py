@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from effcli.memory.allocator import Allocator
 from effcli.memory.plan import PhaseBytes, TimelinePoint
 from effcli.memory.tape import Alloc, Begin, Free, Program
 from effcli.units import Category, Phase
+
+ROUNDING = "rounding of the allocator"
+_EXACT = frozenset({Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATE})
 
 NUM_POINTS = 200
 """How many points a timeline has at most."""
@@ -73,8 +76,8 @@ def replay(program: Program, allocator: Allocator) -> Replay:
     return Replay(
         moments=tuple(player.moments),
         peak=peak,
-        kinds=_parts((event.kind, event.category, num_bytes) for event, num_bytes in live),
-        modules=_parts((event.source, event.category, num_bytes) for event, num_bytes in live),
+        kinds=_parts(_named(live, lambda event: event.kind)),
+        modules=_parts(_named(live, lambda event: event.source)),
         reserved_bytes=player.reserved_bytes,
     )
 
@@ -106,7 +109,7 @@ class _Player:
         self.counted: list[int] = []
         self.reserved_bytes = 0
         self._allocator = allocator
-        self._live: dict[int, tuple[Category, int]] = {}
+        self._live: dict[int, tuple[Category, int, int]] = {}
         self._amounts = dict.fromkeys(Category, 0)
 
     def play(self, program: Program, stretch: int) -> None:
@@ -132,14 +135,17 @@ class _Player:
         """Let the event happen; return the bytes that it takes."""
         if isinstance(event, Alloc):
             num_bytes = self._allocator.allocate(event.block, event.num_bytes)
-            self._live[event.block] = (event.category, num_bytes)
-            self._amounts[event.category] += num_bytes
+            own, rounding = _split(event, num_bytes)
+            self._live[event.block] = (event.category, own, rounding)
+            self._amounts[event.category] += own
+            self._amounts[Category.TEMPORARIES] += rounding
             self.reserved_bytes = max(self.reserved_bytes, self._allocator.reserved_bytes)
             return num_bytes
         if isinstance(event, Free):
             self._allocator.free(event.block)
-            category, num_bytes = self._live.pop(event.block)
-            self._amounts[category] -= num_bytes
+            category, own, rounding = self._live.pop(event.block)
+            self._amounts[category] -= own
+            self._amounts[Category.TEMPORARIES] -= rounding
         return 0
 
 
@@ -169,6 +175,22 @@ def _live(program: Program, counted: Sequence[int], event: int) -> list[tuple[Al
         elif isinstance(now, Free):
             del live[now.block]
     return list(live.values())
+
+
+def _split(event: Alloc, num_bytes: int) -> tuple[int, int]:
+    """Return what a storage counts in its own category, and what the allocator adds to it.
+
+    Weights, gradients and state keep their exact bytes; what the allocator rounds up is temporary memory then.
+    """
+    return (event.num_bytes, num_bytes - event.num_bytes) if event.category in _EXACT else (num_bytes, 0)
+
+
+def _named(live: Iterable[tuple[Alloc, int]], name: Callable[[Alloc], str]) -> Iterator[tuple[str, Category, int]]:
+    for event, num_bytes in live:
+        own, rounding = _split(event, num_bytes)
+        yield name(event), event.category, own
+        if rounding:
+            yield ROUNDING, Category.TEMPORARIES, rounding
 
 
 def _parts(live: Iterable[tuple[str, Category, int]]) -> tuple[LivePart, ...]:
