@@ -51,6 +51,12 @@ class PredictionError(EffcliError):
     exit_code = 6
 
 
+class OverBudgetError(EffcliError):
+    """What is planned needs more memory than `--budget` allows, or nothing fits the card."""
+
+    exit_code = 6
+
+
 class TrainingFailedError(EffcliError):
     """The loss or the gradient is not finite, or a checkpoint is damaged."""
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from effcli.errors import UsageError
-from effcli.memory.cards import CONTEXT_BYTES, cards, find_card, parse_budget
+from effcli.memory.cards import CONTEXT_BYTES, cards, find_card, matching_cards, parse_budget
 
 GIB = 1024**3
 UNITS = {"GiB": GIB, "MiB": 1024**2, "B": 1}
@@ -72,21 +72,22 @@ def test_a_name_of_several_cards_is_refused_with_what_to_write(text: str, keys: 
 
 def test_an_unknown_card_is_refused_with_the_nearest_ones_and_the_way_to_list_all() -> None:
     with pytest.raises(
-        UsageError, match=r"no card 'rtx-4091' is known\. Did you mean rtx-4090 or .*`--gpu list`"
+        UsageError, match=r"no card 'rtx-4091' is known\. Did you mean rtx-4090 or .*`effcli gpus` lists all"
     ) as raised:
         parse_budget("rtx-4091")
     assert "\n" not in str(raised.value)
 
 
 def test_nonsense_is_refused_without_a_guess() -> None:
-    with pytest.raises(UsageError, match=r"no card '\?' is known\. Write an amount such as 24GiB"):
+    with pytest.raises(UsageError, match=r"no card '\?' is known\. .* or write an amount such as 24GiB"):
         parse_budget("?")
 
 
-def test_list_names_all_cards() -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_budget("list")
-    assert all(card.key in str(raised.value) for card in cards())
+def test_cards_are_found_by_a_part_of_their_name_and_a_wrong_one_is_answered_as_ever() -> None:
+    assert matching_cards(None) == cards()
+    assert {card.key for card in matching_cards("A100")} == {card.key for card in cards() if "a100" in card.key}
+    with pytest.raises(UsageError, match=r"no card 'rtx-4091' is known\. Did you mean rtx-4090"):
+        matching_cards("rtx-4091")
 
 
 @pytest.mark.parametrize(

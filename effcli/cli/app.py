@@ -11,6 +11,7 @@ from effcli import __version__
 from effcli.cli import recipes
 from effcli.cli.boundary import interrupt_on_signals, run_guarded
 from effcli.cli.estimate import estimate
+from effcli.cli.gpus import gpus
 from effcli.cli.models import models
 from effcli.cli.optimizers import optimizers
 from effcli.cli.report import report
@@ -43,6 +44,7 @@ def _root(
 app.command()(train)
 app.command()(estimate)
 app.command()(models)
+app.command()(gpus)
 app.command()(report)
 app.command()(optimizers)
 app.add_typer(recipes.app, name="recipes")

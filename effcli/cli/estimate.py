@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from effcli.cli import options as o
+from effcli.cli import peak_options as p
 from effcli.cli.flags import given_fields, one_model
 
-ModelArgument = Annotated[
-    o.Text,
-    typer.Argument(
-        help="Name that `effcli models` lists, folder with a config.json, or hub id.",
-        metavar="MODEL",
-        show_default=False,
-    ),
-]
-Task = Annotated[
-    o.Text,
-    o.option(
-        "classification, causal-lm, masked-lm, seq2seq, token-classification, image-classification, ... "
-        "Default: what people fine-tune such a model for.",
-        o.MODEL,
-        "NAME",
-    ),
-]
-NumLabels = Annotated[
-    o.Text, o.option("Classes of a classification head. Default: the model's own, or 2.", o.MODEL, "INTEGER")
-]
 Optimizers = Annotated[
     o.Texts,
     o.option(
@@ -45,10 +27,10 @@ Top = Annotated[int, typer.Option("--top", help="Show so many of the largest ten
 
 def estimate(
     ctx: typer.Context,
-    model_argument: ModelArgument = None,
+    model_argument: p.ModelArgument = None,
     model: o.Model = None,
-    task: Task = None,
-    num_labels: NumLabels = None,
+    task: p.Task = None,
+    num_labels: p.NumLabels = None,
     freeze: o.Freeze = None,
     stable_embedding: o.StableEmbedding = None,
     lora_r: o.LoraR = None,
@@ -61,18 +43,38 @@ def estimate(
     optim_bits: o.OptimBits = None,
     override: o.OverrideOption = None,
     precision: o.Precision = None,
+    batch_size: p.BatchSize = None,
+    max_length: p.MaxLength = None,
+    accum: p.Accum = None,
+    gradient_checkpointing: p.GradientCheckpointing = None,
+    max_grad_norm: p.MaxGradNorm = None,
+    attn: p.Attn = None,
+    device: p.Device = None,
+    gpu: p.Gpu = None,
+    budget: p.Budget = None,
+    timeline: p.Timeline = None,
     per_layer: PerLayer = False,
     top: Top = 0,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Say what a model and optimizers hold before activations; needs no weights, no GPU and mostly no network."""
+    """Say what a model and optimizers hold before activations; with any flag of "Peak", the peak of an update too.
+
+    Needs no weights, no GPU and mostly no network.
+    """
     flags = given_fields({**ctx.params, "model": one_model(model_argument, model)})
 
     from effcli import pipeline  # pydantic: not for --help
     from effcli.report.output import emit_estimate
 
     spec, notes = pipeline.resolve_estimate(flags)
+    if timeline is not None:
+        from effcli.report.timeline import require_plotting, write_timeline
+
+        require_plotting(timeline)
     record = pipeline.estimate(spec, per_layer=per_layer, top=top, notes=notes)
     emit_estimate(record, json=as_json, quiet=quiet)
+    if timeline is not None:
+        write_timeline(record, Path(timeline))
+    pipeline.check_budget(record)

@@ -80,11 +80,22 @@ def cards() -> tuple[Card, ...]:
     return tuple(_card(key, facts) for key, facts in json.loads(text).items())
 
 
+def matching_cards(pattern: str | None) -> tuple[Card, ...]:
+    """Return the cards whose key or name contains `pattern`, whatever the case; all of them without one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    wanted = (pattern or "").strip().lower()
+    found = tuple(card for card in cards() if wanted in card.key or wanted in card.name.lower())
+    return found or (find_card(wanted),)
+
+
 def find_card(text: str) -> Card:
     """Return the card that is meant by its key, by its name as torch prints it, or by a shorter form such as `4090`.
 
     Raises:
-        UsageError: no card is called so, or several are; for `list`, with the keys of all.
+        UsageError: no card is called so, or several are.
     """
     wanted = _compact(text)
     found = _by_form().get(wanted, ())
@@ -92,14 +103,10 @@ def find_card(text: str) -> Card:
         return found[0]
     if found:
         raise UsageError(f"several cards are called '{text}'; write {_or(card.key for card in found)}")
-    if wanted == "list":
-        raise UsageError(f"the cards known by name are {', '.join(card.key for card in cards())}")
     close = difflib.get_close_matches(wanted, _by_form())
     near = list(dict.fromkeys(card.key for form in close for card in _by_form()[form]))[:3]
     meant = f" Did you mean {_or(near)}?" if near else ""
-    raise UsageError(
-        f"no card '{text}' is known.{meant} Write an amount such as 24GiB, or `--gpu list` to see all cards"
-    )
+    raise UsageError(f"no card '{text}' is known.{meant} `effcli gpus` lists all; or write an amount such as 24GiB")
 
 
 def parse_budget(text: str) -> Budget:

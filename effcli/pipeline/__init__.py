@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from effcli.pipeline.estimate_settings import resolve_estimate
 from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec
+from effcli.pipeline.verdicts import check_budget
 
 if TYPE_CHECKING:
     from effcli.engines.base import Progress
     from effcli.measure.record import RunRecord
     from effcli.spec import RunSpec
 
-__all__ = ["estimate", "plan", "resolve_estimate", "resolve_spec", "train"]
+__all__ = ["check_budget", "estimate", "plan", "resolve_estimate", "resolve_spec", "train"]
 
 
 def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:

@@ -1,4 +1,7 @@
-"""`estimate`: what a model and several optimizers hold before activations, from shapes alone. No torch by itself."""
+"""`estimate`: what a model and several optimizers hold before activations, from shapes alone, and the peak on request.
+
+No torch by itself.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from effcli.estimate_spec import EstimateSpec
 from effcli.measure.record import EstimateRecord
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
+from effcli.memory.plan import MemoryPlan
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.flags import check_model_flags
 from effcli.models.known import KnownModel, config_object, known_model
@@ -22,6 +26,7 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
+from effcli.pipeline.peak_settings import Room, peak_facts, precision_notes, room, with_defaults
 from effcli.shapes import ModelShapes
 from effcli.units import ParamInfo
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes: Sequence[str] = ()) -> EstimateRecord:
     """Return the bytes of weights, gradients and each optimizer's state, with the rule of thumb beside them.
 
+    Settings that matter to the peak alone add each optimizer's plan of an update; the first one's has every detail.
     With `per_layer` also by parameter and by layer; `top` asks for that many of the largest tensors.
     `notes` are kept in the record.
 
@@ -46,6 +52,7 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
     if spec.model.name is None:
         raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
     check_model_flags(spec.model)
+    given = room(spec)
     known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
     shapes, notes = known.shapes, (*notes, *known.notes)
     if spec.model.stable_embedding or spec.model.lora_r is not None or MARKER in known.config:
@@ -56,18 +63,37 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         parameters = _held(shapes, spec)
     model = model_facts(name=known.name, architecture=shapes.architecture, task=shapes.task, parameters=parameters)
     states = [predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)]
+    plans: Sequence[MemoryPlan | None] = [None] * len(entries)
+    if spec.asks_for_peak:
+        spec, notes = with_defaults(spec, known), (*notes, *precision_notes(spec, given))
+        plans = _plans(known, spec, entries, settled, given)
     return EstimateRecord(
         precision=spec.loop.precision,
         model=model,
         buffers_bytes=shapes.buffers_bytes,
         tied=shapes.tied,
+        peak=peak_facts(spec, given) if spec.asks_for_peak else None,
         optimizers=tuple(
-            optimizer_facts(entry, hyper, state, model, per_parameter=per_layer)
-            for entry, hyper, state in zip(entries, settled, states, strict=True)
+            optimizer_facts(entry, hyper, state, model, plan=plan, per_parameter=per_layer)
+            for entry, hyper, state, plan in zip(entries, settled, states, plans, strict=True)
         ),
         layers=layer_amounts(parameters, states) if per_layer else (),
         largest=largest_tensors(parameters, states, top),
         notes=(*notes, *_state_notes(entries, settled, parameters, states)),
+    )
+
+
+def _plans(
+    known: KnownModel, spec: EstimateSpec, entries: Sequence[OptimizerEntry], settled: Sequence[Hyper], given: Room
+) -> tuple[MemoryPlan, ...]:
+    """Return the plan of an update with each optimizer; changes of settings are tried for the first one alone."""
+    from effcli.pipeline.planning import plan_memory  # torch
+
+    return tuple(
+        plan_memory(
+            known, spec, entry, hyper, card=given.card, budget_bytes=given.num_bytes, detailed=entry is entries[0]
+        )
+        for entry, hyper in zip(entries, settled, strict=True)
     )
 
 

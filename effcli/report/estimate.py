@@ -9,14 +9,15 @@ from rich.text import Text
 
 from effcli.report.bars import FILLS, stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
-from effcli.report.text import parameter_counts, plain
+from effcli.report.peak import peak_parts, peak_table
+from effcli.report.text import count, parameter_counts, plain
 from effcli.units import Basis, format_bytes, listed
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from effcli.measure.record import EstimateRecord, OptimizerFacts
+    from effcli.measure.record import EstimateRecord, OptimizerFacts, PeakFacts
     from effcli.memory.layers import PartAmount
 
 _WIDTH = 79
@@ -25,17 +26,19 @@ _MOST_STATES = 3
 
 
 def render_estimate(record: EstimateRecord, console: Console, *, notes: bool) -> None:
-    """Print model, optimizers and, where they were asked for, layers and largest tensors."""
+    """Print model, optimizers and, where they were asked for, the peak, layers and largest tensors."""
     title = Text(plain(f"effcli estimate: {record.model.name}"), style="bold")
-    parts = [
+    parts: list[RenderableType] = [
         fact_grid(_facts(record)),
         _optimizers(record),
+        *_peaks(record, console.encoding),
         _parts("By layer", record.layers, record),
         _parts("Largest tensors", record.largest, record),
         fact_grid(_explanations(record)),
     ]
-    if notes and record.notes:
-        parts.append(fact_grid(("note", note) for note in record.notes))
+    planned = next((optimizer.plan.notes for optimizer in record.optimizers if optimizer.plan), ())
+    if notes and (record.notes or planned):
+        parts.append(fact_grid(("note", note) for note in dict.fromkeys((*record.notes, *planned))))
     console.print(title)
     print_parts(parts, console)
 
@@ -51,7 +54,35 @@ def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
     yield "gradients", format_bytes(model.gradients_bytes)
     if record.buffers_bytes:
         yield "buffers", f"{format_bytes(record.buffers_bytes)}, no parameters and in no total"
-    yield "activations", "not included: every total is a lower bound"
+    if record.peak is None:
+        yield "activations", "not included: every total is a lower bound; --batch-size 8 asks for the peak"
+        return
+    yield from _peak_settings(record.peak)
+
+
+def _peak_settings(peak: PeakFacts) -> Iterable[tuple[str, str]]:
+    """Yield what the peak was predicted for."""
+    batch = peak.batch
+    rows = f"{batch.micro} x {batch.accum} = {count(batch.effective, 'row')} per update"
+    yield "batch", rows + (f", {count(peak.max_length, 'token')} each" if peak.max_length else "")
+    kept = "recomputed in the backward pass" if peak.gradient_checkpointing else "kept for the backward pass"
+    yield "activations", kept + (f", attention {peak.attn}" if peak.attn else "")
+    yield "device", peak.device
+    if peak.gpu is not None:
+        name = f", {peak.gpu.name}" if peak.gpu.name else ""
+        yield "gpu", f"{format_bytes(peak.gpu.usable_bytes)}{name}"
+    if peak.budget_bytes is not None:
+        yield "budget", format_bytes(peak.budget_bytes)
+
+
+def _peaks(record: EstimateRecord, encoding: str) -> Iterable[RenderableType]:
+    """Yield a row per optimizer where there are several, and the details of the first."""
+    planned = [(optimizer, optimizer.plan) for optimizer in record.optimizers if optimizer.plan is not None]
+    if len(planned) > 1:
+        yield peak_table([(optimizer.name, plan) for optimizer, plan in planned])
+    if planned:
+        first, plan = planned[0]
+        yield from peak_parts(f"Peak of an update with {first.name}", plan, encoding)
 
 
 def _optimizers(record: EstimateRecord) -> Table:

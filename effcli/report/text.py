@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from effcli.units import format_count
+from effcli.units import GIB, KIB, MIB, format_count
 
 if TYPE_CHECKING:
     from effcli.measure.record import ModelFacts
@@ -20,6 +20,16 @@ def plain(text: str) -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def common_unit(largest: int) -> tuple[int, str]:
+    """Return the unit, in bytes and by name, that suits all amounts of a table whose largest is given."""
+    return (GIB, "GiB") if largest >= 100 * GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
+
+
+def in_unit(num_bytes: int, unit: int) -> str:
+    """Return an amount in `unit` with two decimals, without the unit's name; nothing at all is a bare 0."""
+    return f"{num_bytes / unit:,.2f}" if num_bytes else "0"
 
 
 def duration(seconds: float) -> str:

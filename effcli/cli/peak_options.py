@@ -1,0 +1,52 @@
+"""Flags of commands that predict the peak of an update."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from effcli.cli import options as o
+
+PEAK = "Peak of an update"
+
+ModelArgument = Annotated[
+    o.Text,
+    typer.Argument(
+        help="Name that `effcli models` lists, folder with a config.json, or hub id.",
+        metavar="MODEL",
+        show_default=False,
+    ),
+]
+Task = Annotated[
+    o.Text,
+    o.option(
+        "classification, causal-lm, masked-lm, seq2seq, token-classification, image-classification, ... "
+        "Default: what people fine-tune such a model for.",
+        o.MODEL,
+        "NAME",
+    ),
+]
+NumLabels = Annotated[
+    o.Text, o.option("Classes of a classification head. Default: the model's own, or 2.", o.MODEL, "INTEGER")
+]
+BatchSize = Annotated[o.Text, o.option("Rows per micro-batch. Default: 8.", PEAK, "INTEGER")]
+MaxLength = Annotated[
+    o.Text, o.option("Tokens of every row. Default: the model's limit, at most 512.", PEAK, "INTEGER")
+]
+Accum = Annotated[o.Text, o.option("Micro-batches accumulated per update. Default: 1.", PEAK, "INTEGER")]
+GradientCheckpointing = Annotated[
+    o.Switch, o.option("Recompute activations instead of keeping them.", PEAK, name="--gradient-checkpointing")
+]
+MaxGradNorm = Annotated[o.Text, o.option("Norm that gradients are clipped to; 0: never. Default: 1.", PEAK, "NUMBER")]
+Attn = Annotated[
+    o.Text, o.option("Attention: sdpa, eager or flash_attention_2. Default: transformers' choice.", PEAK, "NAME")
+]
+Device = Annotated[o.Text, o.option("cuda or cpu; it need not be there. Default: cuda.", PEAK, "NAME")]
+Gpu = Annotated[
+    o.Text, o.option("What there is: 24GiB, or a card that `effcli gpus` lists.", PEAK, "BYTES|CARD", name="--gpu")
+]
+Budget = Annotated[
+    o.Text, o.option("The same as a check: exit code 6 where it does not fit.", PEAK, "BYTES|CARD", name="--budget")
+]
+Timeline = Annotated[o.Text, o.option("Draw live bytes over an update into a file: .html, .png or .svg.", PEAK, "FILE")]

@@ -1,0 +1,114 @@
+"""What a peak is predicted for: settings with their defaults filled in, and the memory they are held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from effcli.errors import UsageError
+from effcli.estimate_spec import EstimateSpec
+from effcli.measure.record import BatchFacts, GpuFacts, PeakFacts
+from effcli.memory.cards import Budget, Card, parse_budget
+from effcli.models.attention import check_attention
+from effcli.models.known import KnownModel, config_object
+from effcli.models.lengths import longest_row
+
+READ_NO_TEXT = ("image-classification", "audio-classification")
+"""Tasks whose models are given no tokens, so that `--max-length` means nothing to them."""
+_TRACED = ("torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much memory there is: what `--gpu` and `--budget` say, None where they were not given."""
+
+    gpu: Budget | None
+    budget: Budget | None
+
+    @property
+    def card(self) -> Card | None:
+        """Return the card whose kernels run; None where no card was named."""
+        return next((given.card for given in (self.gpu, self.budget) if given is not None and given.card), None)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Return what a plan is held against: the budget before the card."""
+        given = self.budget or self.gpu
+        return None if given is None else given.num_bytes
+
+
+def room(spec: EstimateSpec) -> Room:
+    """Return how much memory there is.
+
+    Raises:
+        UsageError: an unknown card, an amount without a unit, or a card for a run on the CPU.
+    """
+    given = Room(gpu=_parsed("--gpu", spec.loop.gpu), budget=_parsed("--budget", spec.loop.budget))
+    if spec.loop.device == "cpu" and given.card is not None:
+        raise UsageError(
+            f"--device cpu with the card '{given.card.key}': a run on the CPU has none; leave --device out, or give "
+            "an amount such as --budget 16GiB"
+        )
+    return given
+
+
+def with_defaults(spec: EstimateSpec, known: KnownModel) -> EstimateSpec:
+    """Return the specification with the length of rows that the model sets where none was asked for.
+
+    Raises:
+        UsageError: rows longer than the model reads, any length for a model that reads no text, or an attention that
+            the precision does not go with.
+    """
+    check_attention(spec.model.attn, spec.loop.precision)
+    asked = spec.data.max_length
+    if known.shapes.task in READ_NO_TEXT:
+        if asked is not None:
+            raise UsageError(f"--max-length {asked}: '{known.name}' reads no text; leave it out")
+        return spec
+    longest = longest_row(config_object(known.name, known.config), known.name, asked)
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": longest})})
+
+
+def peak_facts(spec: EstimateSpec, given: Room) -> PeakFacts:
+    """Return what the record says about the settings of a peak."""
+    loop = spec.loop
+    return PeakFacts(
+        device=loop.device,
+        batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
+        max_length=spec.data.max_length,
+        gradient_checkpointing=loop.gradient_checkpointing,
+        attn=spec.model.attn,
+        max_grad_norm=loop.max_grad_norm,
+        gpu=_gpu_facts(loop.gpu or "", given.gpu) if given.gpu else None,
+        budget_bytes=given.budget.num_bytes if given.budget else None,
+        versions={package: version(package) for package in _TRACED},
+    )
+
+
+def precision_notes(spec: EstimateSpec, given: Room) -> tuple[str, ...]:
+    """Return what should be said about a precision that the card does not compute in."""
+    card = given.card
+    if card is None or card.capability >= (8, 0) or not spec.loop.precision.startswith("bf16"):
+        return ()
+    return (
+        f"{card.name} has no bfloat16: training with --precision {spec.loop.precision} is refused there; use fp16.",
+    )
+
+
+def _gpu_facts(asked: str, gpu: Budget) -> GpuFacts:
+    card = gpu.card
+    return GpuFacts(
+        asked=asked,
+        name=card.name if card else None,
+        usable_bytes=gpu.num_bytes,
+        source=card.source if card else None,
+    )
+
+
+def _parsed(flag: str, text: str | None) -> Budget | None:
+    if text is None:
+        return None
+    try:
+        return parse_budget(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from error
