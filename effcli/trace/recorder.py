@@ -78,8 +78,8 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         note_truth(func, result)
         made = [self._made(tensor, func, args) for tensor in _tensors(result)]
-        for num_bytes in self._kernels.workspace_bytes(func, args, kwargs, result):
-            self.events.append(Free(self.workspace(num_bytes, "kernel workspaces")))
+        sizes = self._kernels.workspace_bytes(func, args, kwargs, result)
+        self.events += map(Free, [self.workspace(num_bytes, "kernel workspaces") for num_bytes in sizes])
         if self.in_backward and func is torch.ops.aten.add.Tensor and made and made[0] is not None:
             self._sum = self._candidate(args, made[0])
         return result
