@@ -19,6 +19,11 @@ NEARLY_FULL_BYTES = 16 * MIB
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file of text in UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, and the folders above it, whole or not at all.
 
     Raises:
@@ -27,8 +32,8 @@ def write_text(path: Path, text: str) -> None:
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
