@@ -112,10 +112,13 @@ class Recorder(TorchDispatchMode):
         """Return what is needed to take an addition for one in place: the place of its event, and both blocks.
 
         The autograd engine adds gradients that meet at one tensor in place where it holds the only reference
-        (`can_accumulate_inplace`, torch/csrc/autograd/input_buffer.cpp, 2.13), but never with tensor subclasses.
+        (`can_accumulate_inplace`, torch/csrc/autograd/input_buffer.cpp, 2.13), but never with tensor subclasses. A
+        view, such as the gradient of a linear layer's weight or of a reshaped input, holds another to its base.
         """
         first, second = args[0], args[1]
         if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+            return None
+        if first._is_view():
             return None
         noted = self._blocks.get(id(first.untyped_storage()))
         return None if noted is None else (len(self.events) - 1, made, noted[1])
