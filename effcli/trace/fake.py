@@ -20,11 +20,30 @@ def fake_tensors() -> Callable[[], AbstractContextManager[Any]]:
 
     @contextmanager
     def opened() -> Iterator[None]:
-        with mode, warnings.catch_warnings():
+        with mode, _taken_for_real(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
 
     return opened
+
+
+@contextmanager
+def _taken_for_real() -> Iterator[None]:
+    """Let transformers look into masks and positions as it does in a run, so that it makes the masks that a run makes.
+
+    It looks into no tensor that it knows to be fake (`is_tracing` in transformers/utils/import_utils.py, 5.24).
+    """
+    from transformers.utils import import_utils
+
+    asked = getattr(import_utils, "is_fake_tensor", None)
+    if asked is None:  # versions that don't ask
+        yield
+        return
+    import_utils.is_fake_tensor = lambda tensor: False
+    try:
+        yield
+    finally:
+        import_utils.is_fake_tensor = asked
 
 
 def make_fake(model: torch.nn.Module) -> None:
