@@ -59,6 +59,10 @@ OTHER_DEFAULTS = {
     ("galore-adamw", "scale"): "an option of a parameter group without a default; the README's value",
     ("galore-adamw", "proj_type"): "an option of a parameter group without a default; the README's value",
     ("muon", "adjust_lr_fn"): "one learning rate for Muon and AdamW",
+} | {
+    (entry.name, "implementation"): "upstream's foreach and fused in one"
+    for entry in entries()
+    if "implementation" in entry.defaults
 }
 """Entry and hyperparameter -> why its default is not upstream's. A learning rate needs no reason here."""
 
@@ -161,7 +165,8 @@ def test_a_name_that_trainer_knows_finds_an_entry_or_has_a_reason_why_not(word: 
 def test_given_values_replace_defaults_and_take_their_type() -> None:
     spec = OptimSpec(lr=1e-3, beta1=0.8, args={"amsgrad": "true", "eps": "1e-6"})
     hyper = resolve_hyper(find("adamw"), spec)
-    assert hyper == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.999, "eps": 1e-6, "amsgrad": True, "overrides": ()}
+    given = {"lr": 1e-3, "beta1": 0.8, "beta2": 0.999, "eps": 1e-6, "amsgrad": True}
+    assert hyper == {**given, "implementation": "auto", "overrides": ()}
     assert resolve_hyper(find("sgd"), OptimSpec(args={"momentum": 0}))["momentum"] == 0.0
     assert resolve_hyper(find("adafactor"), OptimSpec(args={"beta1": "none"}))["beta1"] is None
 
@@ -183,7 +188,7 @@ def test_8bit_entries_carry_their_two_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "spec", "words"),
     [
-        ("sgd", OptimSpec(beta1=0.9), ["'sgd' takes no --beta1", "dampening, lr, momentum, nesterov"]),
+        ("sgd", OptimSpec(beta1=0.9), ["'sgd' takes no --beta1", "dampening, implementation, lr, momentum, nesterov"]),
         ("adafactor", OptimSpec(beta2=0.9), ["takes no --beta2", "Did you mean 'beta1'?"]),
         ("sgd", OptimSpec(args={"momentun": 0.5}), ["takes no 'momentun'", "Did you mean 'momentum'?"]),
         ("adam8bit", OptimSpec(args={"amsgrad": True}), ["takes no 'amsgrad'"]),

@@ -25,15 +25,22 @@ def resident(parameters: Iterable[ParamInfo], buffers: Mapping[str, int]) -> lis
 
 
 def updates(
-    before: Iterable[Alloc], micro: MicroTape, steps: Iterable[StepTape | None], *, accum: int = 1
+    before: Iterable[Alloc],
+    micro: MicroTape,
+    steps: Iterable[StepTape | None],
+    *,
+    built: StepTape | None = None,
+    accum: int = 1,
 ) -> Iterator[Alloc | Free | Begin]:
     """Yield the events of one update per element of `steps`, each of `accum` micro-batches and a step, if there is one.
 
     The first micro-batch of an update makes the gradients, later ones add to them. Without a step the gradients are
-    freed before the next update's forward, as loops do that clear them there.
+    freed before the next update's forward, as loops do that clear them there. `built` is what making the optimizer did.
     """
     joined = _Joined(before)
     yield from joined.before
+    if built is not None:
+        yield from joined.optimizer(built)
     for update, step in enumerate(steps):
         if step is None:
             yield from joined.cleared()
@@ -94,6 +101,10 @@ class _Joined:
     def step(self, tape: StepTape, update: int, place: int) -> Iterator[Alloc | Free | Begin]:
         """Yield the events of one step; a parameter that got no gradient takes no part in it."""
         yield Begin(Phase.STEP, update, place)
+        yield from self.optimizer(tape)
+
+    def optimizer(self, tape: StepTape) -> Iterator[Alloc | Free]:
+        """Yield what the optimizer does, when it is made or in a step."""
         lacking = {block for name, block in tape.gradients.items() if name not in self._gradients}
         numbers = {block: self._gradients[name] for name, block in tape.gradients.items() if block not in lacking}
         numbers |= {block: self._state[name] for name, block in tape.state.items() if name in self._state}

@@ -80,8 +80,12 @@ class StepTape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTapes:
-    """The steps of the first and of a later update; `basis` is that of the temporaries."""
+    """The steps of the first and of a later update; `basis` is that of the temporaries.
 
+    `built` is what making the optimizer allocates and keeps, before the first update: state or nothing.
+    """
+
+    built: StepTape
     first: StepTape
     later: StepTape
     basis: Basis

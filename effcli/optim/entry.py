@@ -86,6 +86,9 @@ class OptimizerEntry:
     state_layout: Callable[[ParamInfo, Hyper], tuple[StateTensor, ...]]
     """One trainable parameter and its hyperparameters (overrides applied) -> its state after the first update, in
     upstream's order."""
+    step_workspace: Callable[[ParamInfo, Hyper, str], tuple[int, ...]] | None = None
+    """One trainable parameter, its hyperparameters with `weight_decay`, and cpu or cuda -> bytes of the storages that
+    live together, beside gradient and state, at the highest moment of its update. None where a step can be traced."""
     basis: Basis = Basis.EXACT
     """Where the layout comes from: a law, or a probe of the class."""
     cpu_note: str | None = None

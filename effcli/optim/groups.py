@@ -32,7 +32,8 @@ def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, 
     rest: dict[str, torch.nn.Parameter] = {}
     for name, param in model.named_parameters():
         if param.requires_grad:
-            (decayed if _is_decayed(name, param, owners[id(param)]) else rest)[name] = param
+            counts = is_decayed(name, param.dim()) and not _is_normalising(owners[id(param)])
+            (decayed if counts else rest)[name] = param
     if not decayed and not rest:
         raise UsageError("nothing to train: every parameter of the model is frozen; narrow --freeze")
     hidden = hidden_names(model)
@@ -48,10 +49,14 @@ def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, 
     ]
 
 
-def _is_decayed(name: str, param: torch.nn.Parameter, owner: torch.nn.Module) -> bool:
+def is_decayed(name: str, num_dims: int) -> bool:
+    """Return whether a parameter is decayed by its name and dimensions; one of a normalisation module is not."""
     last = name.rpartition(".")[2]
-    is_bias = last == "bias" or last.endswith("_bias")
-    return param.dim() >= 2 and not is_bias and "norm" not in type(owner).__name__.lower()
+    return num_dims >= 2 and last != "bias" and not last.endswith("_bias")
+
+
+def _is_normalising(module: torch.nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
 
 
 def hidden_names(model: torch.nn.Module) -> frozenset[str]:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from effcli.optim.entry import Hyper
+from effcli.optim.implementation import NAME as IMPLEMENTATION
 from effcli.units import DTYPE_BYTES, ParamInfo, Placement, Role, StateTensor
 
 TORCH_STEP = StateTensor(key="step", num_elements=1, num_bytes=4, role=Role.STEP, placement=Placement.HOST)
 """torch keeps `step` as a 0-dim float32 on the host unless fused or capturable (torch/optim/adam.py, 2.13)."""
+
+
+def torch_step(hyper: Hyper) -> StateTensor:
+    """Return `step` of a torch optimizer that has a fused implementation, which keeps it on the device."""
+    return replace(TORCH_STEP, placement=Placement.DEVICE) if hyper[IMPLEMENTATION] == "fused" else TORCH_STEP
+
 
 PYTHON_STEP = StateTensor(key="step", num_elements=1, num_bytes=0, role=Role.STEP, placement=Placement.HOST)
 """A plain Python number: one element, no storage."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from effcli.optim import implementation
 from effcli.optim.building import builder, with_betas
 from effcli.optim.entry import Hyper, OptimizerEntry
-from effcli.optim.laws import ADAM_DEFAULTS, TORCH_STEP, bytes_per_parameter, full
+from effcli.optim.laws import ADAM_DEFAULTS, TORCH_STEP, bytes_per_parameter, full, torch_step
 from effcli.optim.ranges import AT_LEAST_0
 from effcli.units import ParamInfo, Placement, StateTensor
 
@@ -15,7 +16,7 @@ def _adam_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     Source: `Adam._init_group` in torch/optim/adam.py, 2.13: `zeros_like(p)`, so bf16 weights get bf16 moments.
     """
     keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if hyper["amsgrad"] else ("exp_avg", "exp_avg_sq")
-    return (TORCH_STEP, *(full(key, param) for key in keys))
+    return (torch_step(hyper), *(full(key, param) for key in keys))
 
 
 def _nadam_layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
@@ -64,10 +65,11 @@ def _adam_entry(
         law="Two moments of the weight's shape and dtype (three with amsgrad), and a 4-byte step.",
         formula="(3 if amsgrad else 2)*w*n + 4",
         source=f"{paper}; torch/optim/adam.py, torch 2.13",
-        defaults={**ADAM_DEFAULTS, "amsgrad": amsgrad},
-        hyper_help=_AMSGRAD_HELP,
+        defaults={**ADAM_DEFAULTS, "amsgrad": amsgrad, **implementation.DEFAULT},
+        hyper_help={**_AMSGRAD_HELP, **implementation.HELP},
+        ranges=implementation.WITH_FUSED,
         rule_of_thumb_bytes=lambda num_parameters, hyper: (12 if hyper["amsgrad"] else 8) * num_parameters,
-        build=builder("torch.optim", class_name, with_betas("eps", "amsgrad")),
+        build=builder("torch.optim", class_name, with_betas("eps", "amsgrad"), for_all=implementation.keywords),
         state_layout=_adam_layout,
     )
 
@@ -98,11 +100,20 @@ ENTRIES = (
         law="Two moments of the weight's shape and dtype, a 4-byte step and a 4-byte product of past momenta.",
         formula="2*w*n + 8",
         source="Dozat, ICLR workshop 2016; torch/optim/nadam.py, torch 2.13",
-        defaults={**ADAM_DEFAULTS, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
-        hyper_help={"momentum_decay": "how fast the momentum reaches beta1", **_DECOUPLED_HELP},
-        ranges={"momentum_decay": AT_LEAST_0},
+        defaults={**ADAM_DEFAULTS, "momentum_decay": 4e-3, "decoupled_weight_decay": False, **implementation.DEFAULT},
+        hyper_help={
+            "momentum_decay": "how fast the momentum reaches beta1",
+            **_DECOUPLED_HELP,
+            **implementation.HELP,
+        },
+        ranges={"momentum_decay": AT_LEAST_0, **implementation.WITHOUT_FUSED},
         rule_of_thumb_bytes=bytes_per_parameter(8),
-        build=builder("torch.optim", "NAdam", with_betas("eps", "momentum_decay", "decoupled_weight_decay")),
+        build=builder(
+            "torch.optim",
+            "NAdam",
+            with_betas("eps", "momentum_decay", "decoupled_weight_decay"),
+            for_all=implementation.keywords,
+        ),
         state_layout=_nadam_layout,
     ),
     OptimizerEntry(
@@ -111,10 +122,13 @@ ENTRIES = (
         law="Two moments of the weight's shape and dtype, and a 4-byte step.",
         formula="2*w*n + 4",
         source="Liu et al., arXiv 1908.03265; torch/optim/radam.py, torch 2.13",
-        defaults={**ADAM_DEFAULTS, "decoupled_weight_decay": False},
-        hyper_help=_DECOUPLED_HELP,
+        defaults={**ADAM_DEFAULTS, "decoupled_weight_decay": False, **implementation.DEFAULT},
+        hyper_help={**_DECOUPLED_HELP, **implementation.HELP},
+        ranges=implementation.WITHOUT_FUSED,
         rule_of_thumb_bytes=bytes_per_parameter(8),
-        build=builder("torch.optim", "RAdam", with_betas("eps", "decoupled_weight_decay")),
+        build=builder(
+            "torch.optim", "RAdam", with_betas("eps", "decoupled_weight_decay"), for_all=implementation.keywords
+        ),
         state_layout=_radam_layout,
     ),
     OptimizerEntry(
@@ -123,9 +137,11 @@ ENTRIES = (
         law="A first moment and a running maximum of the weight's shape and dtype, and a 4-byte step.",
         formula="2*w*n + 4",
         source="Kingma & Ba, arXiv 1412.6980, section 7.1; torch/optim/adamax.py, torch 2.13",
-        defaults=ADAM_DEFAULTS,
+        defaults={**ADAM_DEFAULTS, **implementation.DEFAULT},
+        hyper_help=implementation.HELP,
+        ranges=implementation.WITHOUT_FUSED,
         rule_of_thumb_bytes=bytes_per_parameter(8),
-        build=builder("torch.optim", "Adamax", with_betas("eps")),
+        build=builder("torch.optim", "Adamax", with_betas("eps"), for_all=implementation.keywords),
         state_layout=_adamax_layout,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from effcli.errors import UsageError
+from effcli.optim import implementation
 from effcli.optim.building import builder, named
 from effcli.optim.entry import Hyper, OptimizerEntry, Schedule
 from effcli.optim.laws import TORCH_STEP, bytes_per_parameter, full
@@ -79,11 +80,17 @@ def _sgd_entry(name: str, summary: str, momentum: float) -> OptimizerEntry:
         formula="w*n if momentum else 0",
         source="Sutskever et al., ICML 2013; torch/optim/sgd.py, torch 2.13",
         # With a gradient clipped to norm 1 an update moves the whole model by lr; upstream's 1e-3 hardly moves it.
-        defaults={"lr": 1e-2, "momentum": momentum, "dampening": 0.0, "nesterov": False},
-        ranges={"momentum": DECAY, "dampening": UP_TO_1},
+        defaults={"lr": 1e-2, "momentum": momentum, "dampening": 0.0, "nesterov": False, **implementation.DEFAULT},
+        hyper_help=implementation.HELP,
+        ranges={"momentum": DECAY, "dampening": UP_TO_1, **implementation.WITH_FUSED},
         settle=_settle_sgd,
         rule_of_thumb_bytes=lambda num_parameters, hyper: 4 * num_parameters if hyper["momentum"] else 0,
-        build=builder("torch.optim", "SGD", named("lr", "momentum", "dampening", "nesterov")),
+        build=builder(
+            "torch.optim",
+            "SGD",
+            named("lr", "momentum", "dampening", "nesterov"),
+            for_all=implementation.keywords,
+        ),
         state_layout=_sgd_layout,
     )
 
@@ -97,16 +104,17 @@ ENTRIES = (
         law="An averaged weight of the weight's shape and dtype, and three 4-byte numbers: step, eta, mu.",
         formula="w*n + 12",
         source="Polyak & Juditsky, SIAM J. Control Optim. 30 (1992); torch/optim/asgd.py, torch 2.13",
-        defaults={"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6},
+        defaults={"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, **implementation.DEFAULT},
         hyper_help={
             "lr": "rate of the first updates; a schedule acts one update late",
             "lambd": "shrinks the weights, and the rate over time",
             "alpha": "power with which the rate falls",
             "t0": "update from which the weights are averaged; until then the average is the weight itself",
+            **implementation.HELP,
         },
-        ranges=dict.fromkeys(("lambd", "alpha", "t0"), AT_LEAST_0),
+        ranges={**dict.fromkeys(("lambd", "alpha", "t0"), AT_LEAST_0), **implementation.WITHOUT_FUSED},
         rule_of_thumb_bytes=bytes_per_parameter(4),
-        build=builder("torch.optim", "ASGD", named("lr", "lambd", "alpha", "t0")),
+        build=builder("torch.optim", "ASGD", named("lr", "lambd", "alpha", "t0"), for_all=implementation.keywords),
         state_layout=_asgd_layout,
     ),
     OptimizerEntry(
@@ -118,25 +126,28 @@ ENTRIES = (
         source="Riedmiller & Braun, ICNN 1993; torch/optim/rprop.py, torch 2.13",
         # Every weight moves by lr in the first update, whatever its gradient: with upstream's 1e-2 a pretrained
         # transformer, whose weights have an RMS of about 0.04, would be gone. It grows from AdamW's rate instead.
-        defaults={"lr": 5e-5, "etaminus": 0.5, "etaplus": 1.2, "step_size_min": 1e-6, "step_size_max": 50.0},
+        defaults={"lr": 5e-5, "etaminus": 0.5, "etaplus": 1.2, "step_size_min": 1e-6, "step_size_max": 50.0}
+        | implementation.DEFAULT,
         hyper_help={
             "lr": "first step size of every weight; the optimizer changes it by itself from then on",
             "etaminus": "factor on the step size where the gradient's sign turned",
             "etaplus": "factor on the step size where it stayed",
             "step_size_min": "smallest step size",
             "step_size_max": "largest step size",
+            **implementation.HELP,
         },
         ranges={
             "etaminus": POSITIVE_DECAY,
             "etaplus": Range(lambda x: x > 1, "above 1"),
             "step_size_min": AT_LEAST_0,
             "step_size_max": ABOVE_0,
+            **implementation.WITHOUT_FUSED,
         },
         takes_weight_decay=False,
         settle=_settle_rprop,
         schedule=_first_step_only,
         rule_of_thumb_bytes=bytes_per_parameter(8),
-        build=builder("torch.optim", "Rprop", _rprop_arguments),
+        build=builder("torch.optim", "Rprop", _rprop_arguments, for_all=implementation.keywords),
         state_layout=_rprop_layout,
     ),
 )

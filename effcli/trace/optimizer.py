@@ -1,0 +1,108 @@
+"""What one update allocates: gradient clipping, the optimizer's step, and the end of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from effcli.errors import first_line
+from effcli.memory.state import StateSummary, predict_state
+from effcli.memory.tape import Alloc, StepTapes
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.groups import is_decayed
+from effcli.optim.implementation import with_implementation
+from effcli.trace.kernels import Kernels
+from effcli.trace.stand_in import StandIn
+from effcli.trace.step_recorder import Build, Rehearsal
+from effcli.trace.step_tapes import STATE, Numbering
+from effcli.units import Basis, ParamInfo, Placement, format_bytes
+
+
+def trace_update(
+    entry: OptimizerEntry,
+    parameters: Iterable[ParamInfo],
+    hyper: Hyper,
+    weight_decay: float,
+    *,
+    device: str,
+    max_grad_norm: float,
+    kernels: Kernels,
+    implementation: str | None = None,
+) -> StepTapes:
+    """Return what a first and a later update of the trainable parameters allocate on the device.
+
+    The real optimizer steps on the meta device, where nothing has values, with the implementation that torch chooses
+    for `device`, or with `implementation`. One whose entry says what a step takes (`step_workspace`) is replaced by its
+    laws. So is one that cannot step there, or keeps there what its state law doesn't say; its temporaries are left out.
+
+    Raises:
+        UsageError: the optimizer has no such implementation, or an override fits no parameter.
+    """
+    if implementation is not None:
+        hyper = with_implementation(entry, hyper, implementation)
+    params = {param.name: param for param in parameters if param.trainable}
+    groups = _groups(params.values(), weight_decay)
+    state = predict_state(entry, params.values(), hyper)
+    notes = _notes(entry, state, device)
+
+    def filled(tensors: Mapping[str, torch.nn.Parameter]) -> list[dict[str, Any]]:
+        return [{**group, "params": [tensors[name] for name in group["names"]]} for group in groups]
+
+    def tapes(build: Build, basis: Basis) -> StepTapes:
+        rehearsal, numbering = Rehearsal(build, list(params.values()), device, kernels), Numbering()
+        built = numbering.tape(rehearsal.built)
+        first = numbering.tape(rehearsal.update(max_grad_norm))
+        rehearsal.grow_old()
+        later = numbering.tape(rehearsal.update(max_grad_norm))
+        return StepTapes(built=built, first=first, later=later, basis=basis, notes=tuple(notes))
+
+    def real(tensors: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return entry.build(filled(tensors), hyper)
+
+    if entry.step_workspace is None:
+        try:
+            traced = tapes(real, Basis.TRACED)
+            if _state_bytes(traced) == _on_device(state, device):
+                return traced
+            why = "without values it keeps another state than with them"
+        except Exception as error:  # whatever a class raises that wants values, or a package that isn't there
+            why = first_line(error)
+        notes.append(f"{entry.name}: what a step takes beside its state is left out, it could not be traced ({why}).")
+    return tapes(lambda tensors: StandIn(filled(tensors), entry, params, hyper, device), Basis.ASSUMED)
+
+
+def _groups(params: Iterable[ParamInfo], weight_decay: float) -> list[dict[str, Any]]:
+    """Return the groups of `effcli.optim.groups.decay_groups` without parameters, which only have shapes here.
+
+    A normalisation module's matrix, which that function would not decay, counts among the decayed.
+    """
+    split: dict[bool, list[ParamInfo]] = {True: [], False: []}
+    for param in params:
+        split[is_decayed(param.name, len(param.shape))].append(param)
+    return [
+        {
+            "names": [param.name for param in members],
+            "hidden": [param.hidden for param in members],
+            "weight_decay": weight_decay if decayed else 0.0,
+        }
+        for decayed, members in split.items()
+        if members
+    ]
+
+
+def _on_device(state: StateSummary, device: str) -> int:
+    return state.state_bytes if device == "cpu" else state.placements.get(Placement.DEVICE, 0)
+
+
+def _state_bytes(tapes: StepTapes) -> int:
+    events = (*tapes.built.events, *tapes.first.events)
+    return sum(event.num_bytes for event in events if isinstance(event, Alloc) and event.kind == STATE)
+
+
+def _notes(entry: OptimizerEntry, state: StateSummary, device: str) -> list[str]:
+    paged_bytes = state.placements.get(Placement.PAGED, 0) if device == "cuda" else 0
+    if not paged_bytes:
+        return []
+    return [f"{entry.name}: {format_bytes(paged_bytes)} of its state are paged, outside torch's allocator."]
