@@ -64,6 +64,13 @@ ESTIMATE_FLAG_OF: dict[str, str] = {
 }
 """Dotted field that only an estimate has -> flag."""
 
+SEARCH_FLAG_OF: dict[str, str] = {
+    "loop.effective_batch": "--effective-batch",
+    "loop.margin": "--margin",
+    "output.choose": "--choose",
+}
+"""Dotted field that only a search has -> flag."""
+
 
 def field_label(dotted: str) -> str:
     """Return how a message names a field: `--accum (loop.accum)`, or the dotted name where no flag sets it.
@@ -72,7 +79,7 @@ def field_label(dotted: str) -> str:
     of one of several optimizers, `optim.0.lr`.
     """
     field = ".".join([part for part in dotted.split(".") if not part.isdecimal()][:2])
-    flag = {**FLAG_OF, **ESTIMATE_FLAG_OF}.get(field)
+    flag = {**FLAG_OF, **ESTIMATE_FLAG_OF, **SEARCH_FLAG_OF}.get(field)
     return f"{flag} ({dotted})" if flag else dotted
 
 

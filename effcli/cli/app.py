@@ -14,6 +14,7 @@ from effcli.cli.estimate import estimate
 from effcli.cli.gpus import gpus
 from effcli.cli.models import models
 from effcli.cli.optimizers import optimizers
+from effcli.cli.plan import plan
 from effcli.cli.report import report
 from effcli.cli.train import train
 
@@ -43,6 +44,7 @@ def _root(
 
 app.command()(train)
 app.command()(estimate)
+app.command()(plan)
 app.command()(models)
 app.command()(gpus)
 app.command()(report)

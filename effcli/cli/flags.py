@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from effcli.errors import UsageError
-from effcli.flags import ESTIMATE_FLAG_OF, FLAG_OF, nest
+from effcli.flags import ESTIMATE_FLAG_OF, FLAG_OF, SEARCH_FLAG_OF, nest
 
 FIELD_OF = {
-    flag.removeprefix("--").replace("-", "_"): dotted for dotted, flag in {**FLAG_OF, **ESTIMATE_FLAG_OF}.items()
+    flag.removeprefix("--").replace("-", "_"): dotted
+    for dotted, flag in {**FLAG_OF, **ESTIMATE_FLAG_OF, **SEARCH_FLAG_OF}.items()
 }
 """Name of a parameter of a command -> dotted field."""
 

@@ -1,20 +1,35 @@
-"""The Python API: `resolve_spec` with `plan` and `train`, `resolve_estimate` with `estimate`."""
+"""The Python API: `resolve_spec` with `plan` and `train`, `resolve_estimate` with `estimate`, `resolve_search` with
+`search`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from effcli.pipeline.estimate_settings import resolve_estimate
+from effcli.pipeline.estimate_settings import resolve_estimate, resolve_search
 from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec
-from effcli.pipeline.verdicts import check_budget
+from effcli.pipeline.verdicts import check_budget, check_found
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from effcli.engines.base import Progress
     from effcli.measure.record import RunRecord
+    from effcli.measure.search_record import SearchRecord
+    from effcli.search_spec import SearchSpec
     from effcli.spec import RunSpec
 
-__all__ = ["check_budget", "estimate", "plan", "resolve_estimate", "resolve_spec", "train"]
+__all__ = [
+    "check_budget",
+    "check_found",
+    "estimate",
+    "plan",
+    "resolve_estimate",
+    "resolve_search",
+    "resolve_spec",
+    "search",
+    "train",
+]
 
 
 def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
@@ -32,6 +47,17 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
     for note in (*built.weight_notes, *built.notes):
         progress.note(note)
     return planned_record(prepared, built, out=spec.output.out)
+
+
+def search(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence[str] = ()) -> SearchRecord:
+    """Return the settings of a model that fit a card, the fastest by assumption first; `notes` are kept in the record.
+
+    Raises:
+        EffcliError: see `effcli.pipeline.choosing.search_fitting`.
+    """
+    from effcli.pipeline import choosing
+
+    return choosing.search_fitting(spec, overwrite=overwrite, notes=notes)
 
 
 def train(

@@ -6,18 +6,19 @@ No torch by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from effcli.devices import weights_dtype
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
-from effcli.measure.record import EstimateRecord
+from effcli.measure.record import EstimateRecord, ModelFacts
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.plan import MemoryPlan
 from effcli.memory.state import StateSummary, predict_state
+from effcli.models.attention import check_attention
 from effcli.models.flags import check_model_flags
 from effcli.models.known import KnownModel, config_object, known_model
 from effcli.models.stable_embedding import MARKER
@@ -26,12 +27,26 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
-from effcli.pipeline.peak_settings import Room, peak_facts, precision_notes, room, with_defaults
+from effcli.pipeline.peak_settings import peak_facts, precision_notes, room, with_defaults
 from effcli.shapes import ModelShapes
 from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
     from effcli.models.change import Changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A model as training holds it, and each optimizer with its hyperparameters and its state."""
+
+    known: KnownModel
+    shapes: ModelShapes
+    parameters: tuple[ParamInfo, ...]
+    model: ModelFacts
+    entries: tuple[OptimizerEntry, ...]
+    settled: tuple[Hyper, ...]
+    states: tuple[StateSummary, ...]
+    notes: tuple[str, ...]
 
 
 def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes: Sequence[str] = ()) -> EstimateRecord:
@@ -45,63 +60,73 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         UsageError: an unknown optimizer, hyperparameter, task or pattern, or a model that cannot be used.
         UnreachableError: the model is neither in the catalogue nor on this machine, and the hub does not give it.
     """
-    entries = [registry.find(optim.name) for optim in spec.optim]
-    settled: list[Hyper] = [
-        registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optim, strict=True)
-    ]
-    if spec.model.name is None:
-        raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
-    check_model_flags(spec.model)
     given = room(spec)
-    known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
-    shapes, notes = known.shapes, (*notes, *known.notes)
-    if spec.model.stable_embedding or spec.model.lora_r is not None or MARKER in known.config:
-        shapes, changed = _changed(known, spec)
-        parameters, notes = shapes.parameters, (*notes, *changed.notes)
-        settled = [changed.hyper_for(entry, hyper) for entry, hyper in zip(entries, settled, strict=True)]
-    else:
-        parameters = _held(shapes, spec)
-    model = model_facts(name=known.name, architecture=shapes.architecture, task=shapes.task, parameters=parameters)
-    states = [predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)]
-    plans: Sequence[MemoryPlan | None] = [None] * len(entries)
+    check_attention(spec.model.attn, spec.loop.precision)
+    described = describe(spec)
+    parameters, states = described.parameters, described.states
+    each = (described.entries, described.settled, states)
+    notes = (*notes, *described.notes)
+    plans: Sequence[MemoryPlan | None] = [None] * len(states)
     if spec.asks_for_peak:
-        spec, notes = with_defaults(spec, known), (*notes, *precision_notes(spec, given))
-        plans = _plans(known, spec, entries, settled, given)
+        from effcli.pipeline import peaks  # torch
+
+        spec, notes = with_defaults(spec, described.known), (*notes, *precision_notes(spec, given))
+        plans = peaks.plans(described.known, spec, described.entries, described.settled, given)
     return EstimateRecord(
         precision=spec.loop.precision,
-        model=model,
-        buffers_bytes=shapes.buffers_bytes,
-        tied=shapes.tied,
+        model=described.model,
+        buffers_bytes=described.shapes.buffers_bytes,
+        tied=described.shapes.tied,
         peak=peak_facts(spec, given) if spec.asks_for_peak else None,
         optimizers=tuple(
-            optimizer_facts(entry, hyper, state, model, plan=plan, per_parameter=per_layer)
-            for entry, hyper, state, plan in zip(entries, settled, states, plans, strict=True)
+            optimizer_facts(entry, hyper, state, described.model, plan=plan, per_parameter=per_layer)
+            for entry, hyper, state, plan in zip(*each, plans, strict=True)
         ),
         layers=layer_amounts(parameters, states) if per_layer else (),
         largest=largest_tensors(parameters, states, top),
-        notes=(*notes, *_state_notes(entries, settled, parameters, states)),
+        notes=(*notes, *_state_notes(*each, parameters)),
     )
 
 
-def _plans(
-    known: KnownModel, spec: EstimateSpec, entries: Sequence[OptimizerEntry], settled: Sequence[Hyper], given: Room
-) -> tuple[MemoryPlan, ...]:
-    """Return the plan of an update with each optimizer; changes of settings are tried for the first one alone."""
-    from effcli.pipeline.planning import plan_memory  # torch
+def describe(spec: EstimateSpec) -> Described:
+    """Return the model and the optimizers of an estimate, from shapes.
 
-    return tuple(
-        plan_memory(
-            known, spec, entry, hyper, card=given.card, budget_bytes=given.num_bytes, detailed=entry is entries[0]
-        )
-        for entry, hyper in zip(entries, settled, strict=True)
+    Raises:
+        UsageError: see `estimate`.
+        UnreachableError: see `estimate`.
+    """
+    entries = tuple(registry.find(optim.name) for optim in spec.optim)
+    settled: tuple[Hyper, ...] = tuple(
+        registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optim, strict=True)
+    )
+    if spec.model.name is None:
+        raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
+    check_model_flags(spec.model)
+    known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
+    shapes, notes = known.shapes, known.notes
+    if spec.model.stable_embedding or spec.model.lora_r is not None or MARKER in known.config:
+        shapes, changed = _changed(known, spec)
+        parameters, notes = shapes.parameters, (*notes, *changed.notes)
+        settled = tuple(changed.hyper_for(entry, hyper) for entry, hyper in zip(entries, settled, strict=True))
+    else:
+        parameters = _held(shapes, spec)
+    return Described(
+        known=known,
+        shapes=shapes,
+        parameters=parameters,
+        model=model_facts(name=known.name, architecture=shapes.architecture, task=shapes.task, parameters=parameters),
+        entries=entries,
+        settled=settled,
+        states=tuple(predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)),
+        notes=notes,
     )
 
 
 def _state_notes(
     entries: Sequence[OptimizerEntry],
     settled: Sequence[Hyper],
-    parameters: Sequence[ParamInfo],
     states: Sequence[StateSummary],
+    parameters: Sequence[ParamInfo],
 ) -> tuple[str, ...]:
     """Return what should be said about overrides and about 8-bit states; one optimizer stands for all 8-bit ones."""
     each = list(zip(entries, settled, states, strict=True))

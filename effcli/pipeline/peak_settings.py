@@ -9,7 +9,6 @@ from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
 from effcli.measure.record import BatchFacts, GpuFacts, PeakFacts
 from effcli.memory.cards import Budget, Card, parse_budget
-from effcli.models.attention import check_attention
 from effcli.models.known import KnownModel, config_object
 from effcli.models.lengths import longest_row
 
@@ -56,10 +55,8 @@ def with_defaults(spec: EstimateSpec, known: KnownModel) -> EstimateSpec:
     """Return the specification with the length of rows that the model sets where none was asked for.
 
     Raises:
-        UsageError: rows longer than the model reads, any length for a model that reads no text, or an attention that
-            the precision does not go with.
+        UsageError: rows longer than the model reads, or any length for a model that reads no text.
     """
-    check_attention(spec.model.attn, spec.loop.precision)
     asked = spec.data.max_length
     if known.shapes.task in READ_NO_TEXT:
         if asked is not None:
@@ -79,7 +76,7 @@ def peak_facts(spec: EstimateSpec, given: Room) -> PeakFacts:
         gradient_checkpointing=loop.gradient_checkpointing,
         attn=spec.model.attn,
         max_grad_norm=loop.max_grad_norm,
-        gpu=_gpu_facts(loop.gpu or "", given.gpu) if given.gpu else None,
+        gpu=gpu_facts(loop.gpu or "", given.gpu) if given.gpu else None,
         budget_bytes=given.budget.num_bytes if given.budget else None,
         versions={package: version(package) for package in _TRACED},
     )
@@ -87,15 +84,21 @@ def peak_facts(spec: EstimateSpec, given: Room) -> PeakFacts:
 
 def precision_notes(spec: EstimateSpec, given: Room) -> tuple[str, ...]:
     """Return what should be said about a precision that the card does not compute in."""
-    card = given.card
-    if card is None or card.capability >= (8, 0) or not spec.loop.precision.startswith("bf16"):
+    card, precision = given.card, spec.loop.precision
+    if has_bfloat16(card) or not precision.startswith("bf16"):
         return ()
-    return (
-        f"{card.name} has no bfloat16: training with --precision {spec.loop.precision} is refused there; use fp16.",
-    )
+    name = card.name if card else "the card"
+    return (f"{name} has no bfloat16: training with --precision {precision} is refused there; use fp16.",)
 
 
-def _gpu_facts(asked: str, gpu: Budget) -> GpuFacts:
+def has_bfloat16(card: Card | None) -> bool:
+    """Return whether a card computes in bfloat16, which `effcli.devices.check_precision` asks for; one without a name
+    is taken for a recent one."""
+    return card is None or card.capability >= (8, 0)
+
+
+def gpu_facts(asked: str, gpu: Budget) -> GpuFacts:
+    """Return what the record says about a card, or about the bytes given in its place."""
     card = gpu.card
     return GpuFacts(
         asked=asked,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from effcli.errors import OverBudgetError
 from effcli.measure.record import EstimateRecord
+from effcli.measure.search_record import SearchRecord
 from effcli.memory.plan import MemoryPlan
 from effcli.units import format_bytes
 
@@ -30,6 +31,30 @@ def check_budget(record: EstimateRecord) -> None:
     batch = record.peak.batch if record.peak else None
     ways = remedies(over[0][1], batch_size=batch.micro if batch else 1, accum=batch.accum if batch else 1)
     raise OverBudgetError(f"over the budget of {format_bytes(budget)}: {needs}; {ways}")
+
+
+def check_found(record: SearchRecord) -> None:
+    """Raise where a search found nothing that fits.
+
+    Raises:
+        OverBudgetError: one line with what is closest, and what would make it fit.
+    """
+    closest = record.closest
+    if closest is None:
+        return
+    room = f"{format_bytes(record.allowed_bytes)} ({format_bytes(record.gpu.usable_bytes)} less the margin)"
+    need = f"closest is {closest.flags}, which needs {format_bytes(closest.device_total_bytes)}"
+    raise OverBudgetError(f"nothing fits in {room}: {need}; {_advice(record, closest.device_total_bytes)}")
+
+
+def _advice(record: SearchRecord, need: int) -> str:
+    if need <= record.gpu.usable_bytes:
+        return "it fits without a margin: --margin 0"
+    enough = [way for way in record.ways_out if way.device_total_bytes <= record.allowed_bytes]
+    if enough:
+        return ", or ".join(f"with {way.flags} {format_bytes(way.device_total_bytes)} suffice" for way in enough)
+    tried = "".join(f", with {way.flags} {format_bytes(way.device_total_bytes)}" for way in record.ways_out)
+    return f"a card with {format_bytes(need)} is needed{tried}; or a shorter --max-length"
 
 
 def expected_peak(plan: MemoryPlan) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from effcli.measure.record import EstimateRecord, RunRecord
+    from effcli.measure.search_record import SearchRecord
 
 PIPE_COLUMNS = 80
 """Width where there is no terminal to ask and COLUMNS is not set."""
@@ -71,6 +72,16 @@ def emit_estimate(record: EstimateRecord, json: bool, quiet: bool) -> None:
     from effcli.report.estimate import render_estimate
 
     render_estimate(record, make_console(stderr=False), notes=not quiet)
+
+
+def emit_search(record: SearchRecord, json: bool, quiet: bool) -> None:
+    """Write what a search found to stdout: one JSON document, or the table; `quiet` leaves out the notes."""
+    if json:
+        emit_json(record.model_dump(mode="json"))
+        return
+    from effcli.report.search import render_search
+
+    render_search(record, make_console(stderr=False), notes=not quiet)
 
 
 def emit_json(document: Mapping[str, Any]) -> None:

@@ -1,0 +1,168 @@
+"""`search`: settings of one model that fit a card, and the recipe of the chosen ones. Imports torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from effcli.errors import UsageError
+from effcli.estimate_spec import EstimateSpec, build_estimate_spec
+from effcli.measure.record import BatchFacts
+from effcli.measure.search_record import Configuration, SearchRecord, Way
+from effcli.memory.cards import CONTEXT_BYTES
+from effcli.memory.plan import MemoryPlan
+from effcli.models.attention import FLASH, check_attention
+from effcli.pipeline.chosen_recipe import check_out, write_chosen
+from effcli.pipeline.estimating import Described, describe
+from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
+from effcli.pipeline.planning import Choice, Limits, plan_memory
+from effcli.pipeline.predicting import Predictor, Settings
+from effcli.pipeline.searching import ASSUMED, Candidate, Planned, Space, search
+from effcli.pipeline.subjects import estimated, target
+from effcli.search_spec import SearchSpec
+
+ADAPTER_RANK = 8
+"""Rank of the adapters that are tried where nothing fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """A model with its optimizers, and what predicts their updates."""
+
+    spec: EstimateSpec
+    described: Described
+    predictor: Predictor
+
+    def plan(self, candidate: Candidate) -> MemoryPlan:
+        """Return the plan of a configuration."""
+        settings = Settings(
+            batch_size=candidate.batch_size,
+            max_length=self.spec.data.max_length or 0,
+            accum=candidate.accum,
+            precision=candidate.precision,
+            gradient_checkpointing=candidate.recompute,
+            max_grad_norm=self.spec.loop.max_grad_norm,
+        )
+        at = candidate.optimizer
+        choice = Choice(entry=self.described.entries[at], hyper=self.described.settled[at])
+        limits = Limits(budget_bytes=None, context_bytes=CONTEXT_BYTES)
+        return plan_memory(self.predictor, settings, choice, limits, detailed=False)
+
+
+def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence[str] = ()) -> SearchRecord:
+    """Return the configurations that fit the card with the margin to spare; `--out` writes the chosen one.
+
+    Raises:
+        UsageError: see `effcli.pipeline.estimating.estimate`; a recipe that could not be trained, or is there already.
+        WriteError: the recipe cannot be written.
+    """
+    loop, out = spec.loop, spec.output.out
+    estimate_spec = _estimate_spec(spec)
+    given = room(estimate_spec)
+    assert given.gpu is not None
+    precisions = _precisions(spec, given)
+    for precision in precisions:
+        check_attention(spec.model.attn, precision)
+    question = _question(estimate_spec, given)
+    described = question.described
+    if out is not None:
+        check_out(Path(out), described.shapes.task, overwrite=overwrite)
+    allowed = int(given.gpu.num_bytes * (1 - loop.margin / 100))
+    space = Space(
+        eight_bit=[entry.eight_bit for entry in described.entries],
+        precisions=precisions,
+        effective_batch=loop.effective_batch,
+    )
+    found = search(space, question.plan, allowed)
+    record = SearchRecord(
+        model=described.model,
+        gpu=gpu_facts(loop.gpu, given.gpu),
+        margin_percent=loop.margin,
+        allowed_bytes=allowed,
+        effective_batch=loop.effective_batch,
+        max_length=question.spec.data.max_length,
+        tried={"optimizers": tuple(entry.name for entry in described.entries), "precisions": tuple(space.precisions)},
+        num_predictions=found.num_predictions,
+        assumed=ASSUMED,
+        configurations=tuple(_configuration(planned, question, given.gpu.num_bytes) for planned in found.fitting),
+        closest=None if found.fitting else _configuration(found.closest, question, given.gpu.num_bytes),
+        ways_out=() if found.fitting else tuple(_ways_out(found.closest, question, given, space)),
+        notes=(*notes, *described.notes),
+    )
+    if out is None or not found.fitting:
+        return record
+    if spec.output.choose > len(found.fitting):
+        raise UsageError(f"--choose {spec.output.choose}: there are {len(found.fitting)} configurations that fit")
+    write_chosen(record, found.fitting[spec.output.choose - 1], question.spec, out, number=spec.output.choose)
+    return record.model_copy(update={"chosen": spec.output.choose, "recipe": out})
+
+
+def _estimate_spec(spec: SearchSpec, **model: Any) -> EstimateSpec:
+    """Return the estimate of the same model and optimizers, with other settings of the model where they are given."""
+    return build_estimate_spec(
+        {
+            "model": {**spec.model.model_dump(), **model},
+            "optim": [optim.model_dump() for optim in spec.optim],
+            "data": spec.data.model_dump(),
+            "loop": {"gpu": spec.loop.gpu, "max_grad_norm": spec.loop.max_grad_norm},
+        }
+    )
+
+
+def _precisions(spec: SearchSpec, given: Room) -> tuple[str, ...]:
+    """Return the precisions that are tried: those asked for, or the card's 16 bit and, where attention bears it, 32."""
+    half = "bf16" if has_bfloat16(given.card) else "fp16"
+    return spec.loop.precision or ((half,) if spec.model.attn == FLASH else (half, "fp32"))
+
+
+def _question(spec: EstimateSpec, given: Room) -> _Question:
+    described = describe(spec)
+    spec = with_defaults(spec, described.known)
+    return _Question(
+        spec=spec,
+        described=described,
+        predictor=Predictor(estimated(described.known, spec), target("cuda", given.card)),
+    )
+
+
+def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Configuration:
+    candidate, plan = planned.candidate, planned.plan
+    name = question.described.entries[candidate.optimizer].name
+    micro, accum = candidate.batch_size, candidate.accum
+    length = question.spec.data.max_length
+    flags = [f"--optim {shlex.quote(name)} --precision {candidate.precision} --batch-size {micro} --accum {accum}"]
+    flags += [f"--max-length {length}"] if length else []
+    flags += ["--gradient-checkpointing"] if candidate.recompute else []
+    return Configuration(
+        optimizer=name,
+        precision=candidate.precision,
+        batch=BatchFacts(micro=micro, accum=accum, world_size=1, effective=micro * accum),
+        gradient_checkpointing=candidate.recompute,
+        optimizer_state_bytes=plan.phases["step"].optimizer_state_bytes,
+        peak_allocated_bytes=plan.peak_allocated_bytes or 0,
+        peak_phase=plan.peak_phase or "",
+        device_total_bytes=planned.need_bytes,
+        spare_bytes=gpu_bytes - planned.need_bytes,
+        flags=" ".join(flags),
+    )
+
+
+def _ways_out(closest: Planned, question: _Question, given: Room, space: Space) -> Iterator[Way]:
+    """Yield what the closest configuration takes with changes that nobody asked for, those of the model included."""
+    candidate = closest.candidate
+    if "bf16-pure" not in space.precisions and has_bfloat16(given.card):
+        yield _way("--precision bf16-pure", question, replace(candidate, precision="bf16-pure"))
+    model = question.spec.model
+    untouched = model.lora_r is None and not model.freeze and not model.stable_embedding
+    if untouched and importlib.util.find_spec("peft") is not None:
+        adapted = question.spec.model_copy(update={"model": model.model_copy(update={"lora_r": ADAPTER_RANK})})
+        yield _way(f"--lora-r {ADAPTER_RANK}", _question(adapted, given), candidate)
+
+
+def _way(flags: str, question: _Question, candidate: Candidate) -> Way:
+    plan = question.plan(candidate)
+    return Way(flags=flags, device_total_bytes=plan.device_total_bytes or 0)

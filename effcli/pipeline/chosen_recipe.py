@@ -1,0 +1,78 @@
+"""The recipe of a configuration that a search found. No torch."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import get_args
+
+from effcli.errors import UsageError
+from effcli.estimate_spec import EstimateSpec
+from effcli.measure.search_record import SearchRecord
+from effcli.pipeline.searching import Candidate, Planned
+from effcli.recipes import write_recipe
+from effcli.spec import RunSpec, Task, build_spec
+from effcli.units import format_bytes, format_count
+
+
+def check_out(path: Path, task: str, *, overwrite: bool) -> None:
+    """Raise unless a recipe can be written there and be trained.
+
+    Raises:
+        UsageError: the file is there already, or no engine trains the task.
+    """
+    if task not in get_args(Task):
+        raise UsageError(f"--out {path}: effcli train does not learn {task}; leave --out out, or give another --task")
+    if path.exists() and not overwrite:
+        raise UsageError(f"--out {path} is there already; give another file, or --overwrite")
+
+
+def write_chosen(record: SearchRecord, planned: Planned, spec: EstimateSpec, out: str, *, number: int) -> None:
+    """Write the recipe of row `number` of a search; `spec` is the estimate that it was planned by.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    write_recipe(
+        _run_spec(planned.candidate, spec, record.model.task), Path(out), _header(record, planned, out, number)
+    )
+
+
+def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
+    return build_spec(
+        {
+            "model": {**spec.model.model_dump(exclude={"num_labels"}), "task": task},
+            "data": {"max_length": spec.data.max_length},
+            "optim": spec.optim[candidate.optimizer].model_dump(),
+            "loop": {
+                "precision": candidate.precision,
+                "batch_size": candidate.batch_size,
+                "accum": candidate.accum,
+                "gradient_checkpointing": candidate.recompute,
+                "max_grad_norm": spec.loop.max_grad_norm,
+            },
+        }
+    )
+
+
+def _header(record: SearchRecord, planned: Planned, out: str, number: int) -> str:
+    """Return the comment of a recipe; see `effcli.recipes` for its form."""
+    chosen, step = record.configurations[number - 1], planned.plan.phases["step"]
+    amounts = {
+        "weights": step.weights_bytes,
+        "gradients": step.gradients_bytes,
+        "optimizer state": step.optimizer_state_bytes,
+    }
+    amounts["total"] = sum(amounts.values())
+    rows = f"{chosen.batch.micro} x {chosen.batch.accum} rows per update"
+    return "\n".join(
+        [
+            f"Purpose: {record.model.name} with {chosen.optimizer} on {record.gpu.asked}, {rows}",
+            f"Command: effcli train --recipe {shlex.quote(out)}",
+            "Memory it expects, before activations:",
+            *(f"  {name:<16} {format_count(num_bytes):>16} B" for name, num_bytes in amounts.items()),
+            f"Planned peak: {format_bytes(chosen.peak_allocated_bytes)} of tensors in the {chosen.peak_phase} phase, "
+            f"{format_bytes(chosen.device_total_bytes)} of the device.",
+            "Without --data it trains on the built-in pairs.",
+        ]
+    )

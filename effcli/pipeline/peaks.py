@@ -1,0 +1,40 @@
+"""Plans of an estimate: its settings handed to the predictor. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from effcli.estimate_spec import EstimateSpec
+from effcli.memory.cards import CONTEXT_BYTES
+from effcli.memory.plan import MemoryPlan
+from effcli.models.known import KnownModel
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.pipeline.peak_settings import Room
+from effcli.pipeline.planning import Choice, Limits, plan_memory
+from effcli.pipeline.predicting import Predictor, Settings
+from effcli.pipeline.subjects import estimated, target
+
+
+def plans(
+    known: KnownModel, spec: EstimateSpec, entries: Sequence[OptimizerEntry], settled: Sequence[Hyper], given: Room
+) -> tuple[MemoryPlan, ...]:
+    """Return the plan of an update with each optimizer; changes of settings are tried for the first one alone.
+
+    Raises:
+        UsageError: the model's code cannot be traced.
+    """
+    loop = spec.loop
+    predictor = Predictor(estimated(known, spec), target(loop.device, given.card))
+    settings = Settings(
+        batch_size=loop.batch_size,
+        max_length=spec.data.max_length or 0,
+        accum=loop.accum,
+        precision=loop.precision,
+        gradient_checkpointing=loop.gradient_checkpointing,
+        max_grad_norm=loop.max_grad_norm,
+    )
+    limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
+    return tuple(
+        plan_memory(predictor, settings, Choice(entry=entry, hyper=hyper), limits, detailed=entry is entries[0])
+        for entry, hyper in zip(entries, settled, strict=True)
+    )
