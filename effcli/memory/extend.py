@@ -8,7 +8,7 @@ the very events that tracing every layer gives. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -71,8 +71,10 @@ def extended(tape: MicroTape, repetition: Repetition) -> MicroTape:
     Raises:
         NotPeriodicError: the units in the middle are not alike.
     """
-    if not repetition.copies:
-        return tape
+    if not repetition.copies or not any(
+        event.name == repetition.name for event in tape.events if isinstance(event, Mark)
+    ):
+        return tape  # nothing was left out, or the list does not run, as a tower for images without images
     return _Extension(tape, repetition).tape()
 
 
@@ -150,6 +152,8 @@ class _Extension:
                 places = list(range(_TEMPLATE, _TEMPLATE + self._copies + 1))
         elif abs(address.unit - unit) <= 1:
             places = [position + address.unit - unit]
+        elif {unit, address.unit} == {0, UNITS - 1}:  # a sum that runs through all layers
+            places = [self._position(address.unit)]
         else:
             raise NotPeriodicError
         try:
@@ -168,23 +172,33 @@ class _Extension:
         return f"{prefix}{int(index) + (position - unit) * period}{dot}{rest}"
 
     def _check(self) -> None:
-        """Raise unless the three units in the middle are alike in both passes."""
-        for section in (Phase.FORWARD, Phase.BACKWARD):
-            looks = [
-                [list(self._look(part)) for part in self._parts if part.unit == unit and part.section == section]
-                for unit in (_TEMPLATE - 1, _TEMPLATE, _TEMPLATE + 1)
-            ]
-            if looks[0] != looks[1] or looks[1] != looks[2] or len(looks[1]) != 1:
-                raise NotPeriodicError
+        """Raise unless the three units in the middle are alike in both passes.
 
-    def _look(self, part: _Part) -> Iterator[tuple[object, ...]]:
-        for event in part.events:
-            if isinstance(event, Alloc):
-                yield ("alloc", event.num_bytes, event.category, event.kind)
-            elif isinstance(event, Free):
-                address = self._addresses.get(event.block)
-                assert part.unit is not None
-                yield ("free", *(address._replace(unit=address.unit - part.unit) if address else (event.block,)))
+        What they free of their own and of each other must be the same; units 1 and 3 may differ in what they free of
+        units 0 and 4, which need not be like them.
+        """
+        for section in (Phase.FORWARD, Phase.BACKWARD):
+            if len(self._looks(_TEMPLATE, section, unlike=0)) != 1:
+                raise NotPeriodicError
+            for unit, unlike in ((_TEMPLATE - 1, -1), (_TEMPLATE + 1, 1)):
+                if self._looks(unit, section, unlike=unlike) != self._looks(_TEMPLATE, section, unlike=unlike):
+                    raise NotPeriodicError
+
+    def _looks(self, unit: int, section: str, *, unlike: int) -> list[list[tuple[object, ...]]]:
+        """Return what happens in each part of a unit in a pass; of the neighbour `unlike` only that it is touched."""
+        parts = [part.events for part in self._parts if part.unit == unit and part.section == section]
+        return [
+            [self._look(event, unit, unlike) for event in events if not isinstance(event, Mark)] for events in parts
+        ]
+
+    def _look(self, event: Alloc | Free, unit: int, unlike: int) -> tuple[object, ...]:
+        if isinstance(event, Alloc):
+            return ("alloc", event.num_bytes, event.category, event.kind)
+        address = self._addresses.get(event.block)
+        if address is None:
+            return ("free", event.block)
+        offset = address.unit - unit
+        return ("free", offset) if offset == unlike != 0 else ("free", offset, address.section, address.ordinal)
 
 
 def _parts(events: Iterable[Event], repetition: Repetition) -> list[_Part]:

@@ -120,8 +120,9 @@ class Recorder(TorchDispatchMode):
             return None
         if first._is_view():
             return None
-        noted = self._blocks.get(id(first.untyped_storage()))
-        return None if noted is None else (len(self.events) - 1, made, noted[1])
+        if id(first.untyped_storage()) not in self._blocks:
+            return None
+        return len(self.events) - 1, made, self.block_of(first)
 
     def _noted(self, storage: Any) -> int:
         key = id(storage)
