@@ -31,6 +31,8 @@ _UPDATES = {"first": "the first update", "later": "later updates"}
 _BAR = 20
 _FEWEST_PARTS, _SMALLEST_SHARE = 6, 0.002
 _TOP_MODULES = 8
+_LONGEST_FLAGS = 26
+"""Up to this length flags stay on one line, and the names of changes wrap in their place."""
 _BARELY = 0.05
 """Below this share of the peak, a change is not worth its price."""
 
@@ -124,14 +126,16 @@ def phase_table(plan: MemoryPlan) -> Table:
             numbers = ["n/a" if cell is None else in_unit(cell, unit) for cell in (*cells, parts.total_bytes)]
             table.add_row(f"{'> ' if is_peak else '  '}{phase}", *numbers, style="bold" if is_peak else "")
         table.add_section()
-    table.add_row("basis", *(plan.basis.get(category, "") for category in _COLUMNS), style="dim")
+    if amounts:
+        table.add_row("basis", *(plan.basis.get(category, "") for category in _COLUMNS), style="dim")
     return table
 
 
 def change_table(changes: Sequence[Change], plan: MemoryPlan) -> Table:
     """Return what single changes of settings would do to the peak, the most useful first."""
     table = ruled_table("What a change would do to the peak", "change")
-    table.add_column("to type", overflow="fold")
+    short = all(len(change.flags) <= _LONGEST_FLAGS for change in changes)
+    table.add_column("to type", overflow="fold", no_wrap=short)
     table.add_column("peak", justify="right", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("then in", no_wrap=True)

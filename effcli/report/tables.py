@@ -17,6 +17,7 @@ from rich.text import Text
 
 from effcli.measure.record import NvmlFacts, RunRecord
 from effcli.report.layout import fact_grid, print_parts, ruled_table
+from effcli.report.peak import change_table, peak_facts, phase_table
 from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
 from effcli.report.text import count, parameter_counts, plain, rate
 from effcli.run_folder import RunFolder
@@ -32,7 +33,7 @@ _LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 def render_run(record: RunRecord, console: Console, *, notes: bool = True) -> None:
     """Print a run; `notes` says whether the sentences said during the run are repeated."""
     parts: list[RenderableType] = [Group(_headline(record), fact_grid(_identity(record)))]
-    parts += [_memory_table(record), fact_grid(_remarks(record))]
+    parts += [_memory_table(record), fact_grid(_remarks(record)), *_plan(record)]
     parts.append(_exact_table(record))
     if record.eval or (record.baselines and record.status != "planned"):
         parts.append(_evaluation_table(record))
@@ -89,6 +90,17 @@ def _memory_table(record: RunRecord) -> Table:
         ends = row.is_sum or (following is not None and following.is_sum)
         table.add_row(*_memory_cells(row, measured=measured), style=look, end_section=ends)
     return table
+
+
+def _plan(record: RunRecord) -> Iterable[RenderableType]:
+    """Yield the planned phases where the peak was predicted and, before the run, whether it fits and what would."""
+    plan = record.optimizer.plan
+    if plan is None or plan.peak_allocated_bytes is None:
+        return
+    yield phase_table(plan)
+    if record.status == "planned":
+        yield fact_grid(peak_facts(plan))
+        yield change_table(plan.changes, plan)
 
 
 def _memory_cells(row: MemoryRow, *, measured: bool) -> list[str | Text]:
