@@ -49,17 +49,15 @@ class CudaFunctions(TorchFunctionMode):
             return under_policy(POLICIES[func], func, args, kwargs, torch.get_autocast_dtype("cpu"))
         return func(*args, **kwargs)
 
-    def _backward(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass with this mode on again, for what is recomputed in it."""
-        names = ("gradient", "retain_graph", "create_graph", "inputs")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+    def _backward(self, tensor: torch.Tensor) -> None:
+        """Run the backward pass with this mode on again, for what is recomputed in it.
+
+        The engine is asked itself: `torch.autograd.backward` is a function of torch, in which modes are off.
+        """
+        gradient = torch.ones_like(tensor, memory_format=torch.preserve_format)
         with self:
-            torch.autograd.backward(
-                tensor,
-                given.get("gradient"),
-                given.get("retain_graph"),
-                given.get("create_graph", False),
-                inputs=given.get("inputs"),
+            torch.autograd.Variable._execution_engine.run_backward(
+                (tensor,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
 
 
