@@ -49,12 +49,13 @@ class CudaFunctions(TorchFunctionMode):
             return under_policy(POLICIES[func], func, args, kwargs, torch.get_autocast_dtype("cpu"))
         return func(*args, **kwargs)
 
-    def _backward(self, tensor: torch.Tensor) -> None:
+    def _backward(self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, **kwargs: Any) -> None:
         """Run the backward pass with this mode on again, for what is recomputed in it.
 
         The engine is asked itself: `torch.autograd.backward` is a function of torch, in which modes are off.
         """
-        gradient = torch.ones_like(tensor, memory_format=torch.preserve_format)
+        if gradient is None:
+            gradient = torch.ones_like(tensor, memory_format=torch.preserve_format)
         with self:
             torch.autograd.Variable._execution_engine.run_backward(
                 (tensor,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
