@@ -1,0 +1,148 @@
+"""What CPU kernels allocate for the time of their call, in bytes, by operator. Sources are those of torch 2.13.
+
+Left out: what oneDNN takes for the gradient of a convolution's weights, which depends on the kernel that it chooses on
+the machine, and buffers of one small matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from math import prod
+from typing import Any
+
+import torch
+
+Workspace = Callable[[int, Any, Sequence[Any]], Sequence[int]]
+"""Number of threads, operator and its arguments -> sizes of storages that live together during the call."""
+
+_INDEX_BYTES = 8
+_FLOAT_BYTES = 4
+
+
+def _promoted(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return copies of operands in their common dtype, and a second output where it is in another one.
+
+    On the CPU alone operands are cast before the loop (`TensorIteratorBase::compute_types`, `TensorIterator.cpp`).
+    """
+    operands = args[1:] if operator.overloadpacket is _aten.where else args
+    tensors = [arg for arg in operands if isinstance(arg, torch.Tensor)]
+    common = torch.result_type(*operands[:2]) if len(operands) > 1 else tensors[0].dtype
+    common = reduce(torch.promote_types, (tensor.dtype for tensor in tensors[2:] if tensor.ndim), common)
+    copies = [tensor.numel() * common.itemsize for tensor in tensors if tensor.ndim and tensor.dtype is not common]
+    if operator._schema.name.endswith("_") and args[0].dtype is not common:
+        copies.append(args[0].numel() * common.itemsize)
+    return copies
+
+
+def _safe_softmax(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return the marks of masked scores and of rows without any other (`_safe_softmax`, `transformers/attention.cpp`)."""
+    scores, dim = args[:2]
+    return [scores.numel(), scores.numel() // max(1, scores.shape[dim])]
+
+
+def _softmax(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return contiguous copies of what goes in (`softmax_cpu_out` and its backward, `SoftMax.cpp`)."""
+    return _copies(arg for arg in args[:2] if isinstance(arg, torch.Tensor))
+
+
+def _layer_norm(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return the contiguous copy of the input (`layer_norm_cpu`, `layer_norm.cpp`)."""
+    return _copies(args[:1])
+
+
+def _layer_norm_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return copies of gradient and input, and each thread's sums of two gradients (`cpu/layer_norm_kernel.cpp`)."""
+    gradient, values, shape = args[:3]
+    return [*_copies((gradient, values)), 2 * num_threads * prod(shape) * values.element_size()]
+
+
+def _embedding(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return contiguous copies of indices and, backward, of the gradient (`Embedding.cpp`)."""
+    return _copies(args[:2])
+
+
+def _attention(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return each thread's block of scores and output (`cpu_flash_attention`, `cpu/FlashAttentionKernel.cpp`)."""
+    query, key = args[:2]
+    rows, columns = _block(query, key)
+    scores = num_threads * rows * columns
+    buffers = [_FLOAT_BYTES * (scores + num_threads * rows * (2 + query.shape[3]))]
+    return [*buffers, scores * query.element_size()] if query.element_size() < _FLOAT_BYTES else buffers
+
+
+def _attention_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return each thread's block of scores and their gradient (`cpu_flash_attention_backward`, the same file)."""
+    gradient, query, key = args[:3]
+    rows, columns = _block(query, key)
+    scores = 2 * num_threads * rows * columns
+    buffers = [*_copies((gradient.transpose(1, 2),)), scores * _FLOAT_BYTES]
+    return [*buffers, scores * query.element_size()] if query.element_size() < _FLOAT_BYTES else buffers
+
+
+def _block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """Return how many queries and keys, both (batch, heads, tokens, width), a thread works on at a time."""
+    length = query.shape[2]
+    return min(length, 256 if length >= 768 else 64 if length >= 192 else 32), min(key.shape[2], 512)
+
+
+def _reduced(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return the copy of booleans as numbers that are summed (`sum_out`, `ReduceOps.cpp`)."""
+    return [args[0].numel() * _INDEX_BYTES] if args[0].dtype is torch.bool else []
+
+
+def _matrices(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return copies of operands that BLAS cannot take as they are (`addmm_impl_cpu_`, `LinearAlgebra.cpp`)."""
+    return [_nbytes(operand) for operand in args[-2:] if not _has_leading_dimension(operand)]
+
+
+def _has_leading_dimension(operand: torch.Tensor) -> bool:
+    (rows, columns), (row_stride, column_stride) = operand.shape, operand.stride()
+    by_column = row_stride == 1 and column_stride >= max(1, rows)
+    by_row = column_stride == 1 and row_stride >= max(1, columns)
+    return bool(by_column or by_row)
+
+
+def _copies(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return the sizes of contiguous copies of those that are not contiguous."""
+    return [_nbytes(tensor) for tensor in tensors if not tensor.is_contiguous()]
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+_aten = torch.ops.aten
+
+_PROMOTING = (
+    *(_aten.add, _aten.add_, _aten.sub, _aten.sub_, _aten.rsub, _aten.mul, _aten.mul_, _aten.div, _aten.div_),
+    *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
+)
+"""Operators of two operands, each with the overloads `Tensor` and `Scalar`."""
+
+WORKSPACES: Mapping[Any, Workspace] = {
+    **{getattr(packet, overload): _promoted for packet in _PROMOTING for overload in ("Tensor", "Scalar")},
+    _aten.where.self: _promoted,
+    _aten.maximum.default: _promoted,
+    _aten.minimum.default: _promoted,
+    _aten.addcmul.default: _promoted,
+    _aten.addcmul_.default: _promoted,
+    _aten.addcdiv.default: _promoted,
+    _aten.addcdiv_.default: _promoted,
+    _aten._safe_softmax.default: _safe_softmax,
+    _aten._softmax.default: _softmax,
+    _aten._log_softmax.default: _softmax,
+    _aten._softmax_backward_data.default: _softmax,
+    _aten._log_softmax_backward_data.default: _softmax,
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.embedding.default: _embedding,
+    _aten.embedding_dense_backward.default: _embedding,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    _aten.sum.default: _reduced,
+    _aten.sum.dim_IntList: _reduced,
+    _aten.mm.default: _matrices,
+    _aten.addmm.default: _matrices,
+}
+"""Operators without an entry take nothing beside their results."""
