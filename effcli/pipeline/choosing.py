@@ -19,8 +19,8 @@ from effcli.models.attention import FLASH, check_attention
 from effcli.pipeline.chosen_recipe import check_out, write_chosen
 from effcli.pipeline.estimating import Described, describe
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
-from effcli.pipeline.planning import Choice, Limits, plan_memory
-from effcli.pipeline.predicting import Predictor, Settings
+from effcli.pipeline.planning import Limits, plan_memory
+from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.pipeline.searching import ASSUMED, Candidate, Planned, Space, search
 from effcli.pipeline.subjects import estimated, target
 from effcli.search_spec import SearchSpec
@@ -48,7 +48,7 @@ class _Question:
             max_grad_norm=self.spec.loop.max_grad_norm,
         )
         at = candidate.optimizer
-        choice = Choice(entry=self.described.entries[at], hyper=self.described.settled[at])
+        choice = Choice.of(self.described.entries[at], self.described.settled[at], self.spec.optim[at])
         limits = Limits(budget_bytes=None, context_bytes=CONTEXT_BYTES)
         return plan_memory(self.predictor, settings, choice, limits, detailed=False)
 
@@ -96,7 +96,9 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
     if out is None or not found.fitting:
         return record
     if spec.output.choose > len(found.fitting):
-        raise UsageError(f"--choose {spec.output.choose}: there are {len(found.fitting)} configurations that fit")
+        few = len(found.fitting)
+        there = "is 1 configuration that fits" if few == 1 else f"are {few} configurations that fit"
+        raise UsageError(f"--choose {spec.output.choose}: there {there}")
     write_chosen(record, found.fitting[spec.output.choose - 1], question.spec, out, number=spec.output.choose)
     return record.model_copy(update={"chosen": spec.output.choose, "recipe": out})
 

@@ -10,8 +10,8 @@ from effcli.memory.plan import MemoryPlan
 from effcli.models.known import KnownModel
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.peak_settings import Room
-from effcli.pipeline.planning import Choice, Limits, plan_memory
-from effcli.pipeline.predicting import Predictor, Settings
+from effcli.pipeline.planning import Limits, plan_memory
+from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.pipeline.subjects import estimated, target
 
 
@@ -35,6 +35,6 @@ def plans(
     )
     limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
     return tuple(
-        plan_memory(predictor, settings, Choice(entry=entry, hyper=hyper), limits, detailed=entry is entries[0])
-        for entry, hyper in zip(entries, settled, strict=True)
+        plan_memory(predictor, settings, Choice.of(entry, hyper, optim), limits, detailed=place == 0)
+        for place, (entry, hyper, optim) in enumerate(zip(entries, settled, spec.optim, strict=True))
     )

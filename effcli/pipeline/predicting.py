@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from effcli.devices import weights_dtype
 from effcli.engines.window import WindowLoss
@@ -14,14 +12,16 @@ from effcli.memory.allocator import Allocator
 from effcli.memory.compose import resident, updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.scale import NotAffineError, scaled
-from effcli.memory.tape import MicroTape, StepTapes
-from effcli.trace.batches import LABELS, BatchShape, fake_batch, logits_for, own_loss
+from effcli.memory.tape import Alloc, Begin, Free, MicroTape, StepTapes
+from effcli.trace.batches import BatchShape, fake_batch, logits_for, own_loss
 from effcli.trace.optimizer import trace_update
 from effcli.trace.tracer import Tracer
-from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
+    import torch
+
     from effcli.optim.entry import Hyper, OptimizerEntry
+    from effcli.spec import OptimSpec
     from effcli.trace.kernels import Kernels
 
 SIMULATED_MICRO_BATCHES = 3
@@ -30,7 +30,7 @@ SIMULATED_MICRO_BATCHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What of a loop decides about memory. `implementation` is torch's: foreach, fused or for-loop; none: its choice."""
+    """What of a loop decides about memory."""
 
     batch_size: int
     max_length: int
@@ -38,22 +38,32 @@ class Settings:
     precision: str = "fp32"
     gradient_checkpointing: bool = False
     max_grad_norm: float = 1.0
-    implementation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One optimizer with its hyperparameters."""
+
+    entry: OptimizerEntry
+    hyper: Hyper
+    weight_decay: float
+
+    @classmethod
+    def of(cls, entry: OptimizerEntry, hyper: Hyper, asked: OptimSpec) -> Choice:
+        """Return the choice of an optimizer whose settings were asked for."""
+        return cls(entry=entry, hyper=hyper, weight_decay=asked.weight_decay if entry.takes_weight_decay else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """The model that is predicted.
 
-    `build` makes it on the meta device, from the dtype of its weights and whether activations are recomputed;
-    `parameters` are those of the whole model, in the order in which it names them.
+    `build` makes it on the meta device, from the dtype of its weights and whether activations are recomputed.
     """
 
     build: Callable[[str, bool], torch.nn.Module]
     config: Any
     task: str
-    num_labels: int
-    parameters: Callable[[str], Sequence[ParamInfo]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +84,23 @@ class Predictor:
         self._micros: dict[tuple[object, ...], dict[int, MicroTape]] = {}
         self._steps: dict[tuple[object, ...], StepTapes] = {}
 
-    def replay(
-        self, settings: Settings, entry: OptimizerEntry, hyper: Hyper, *, allocator: Allocator | None = None
-    ) -> Replay:
-        """Return the first and a later update, played to the target's allocator, or to the one given.
+    @property
+    def device(self) -> str:
+        """Return the kind of device that is imitated: cpu or cuda."""
+        return self._target.device
 
-        Raises:
-            CapacityError: the allocator has a capacity, and the updates don't fit.
-        """
-        dtype = weights_dtype(settings.precision)
-        before = resident(self._subject.parameters(dtype), self._tracer(settings).buffers)
-        steps = self.steps(settings, entry, hyper)
+    def program(self, settings: Settings, choice: Choice) -> list[Alloc | Free | Begin]:
+        """Return the events of the first and of a later update."""
+        tracer = self._tracer(settings)
+        before = resident(tracer.parameters, tracer.buffers)
+        steps = self.steps(settings, choice)
         accum = min(settings.accum, SIMULATED_MICRO_BATCHES)
-        events = list(updates(before, self.micro(settings), (steps.first, steps.later), accum=accum))
-        return replay(events, allocator or self._target.allocator())
+        micro = self.micro(settings)
+        return list(updates(before, micro, (steps.first, steps.later), built=steps.built, accum=accum))
+
+    def replay(self, settings: Settings, choice: Choice) -> Replay:
+        """Return the highest moments of the first and of a later update on the target's allocator."""
+        return replay(self.program(settings, choice), self._target.allocator())
 
     def micro(self, settings: Settings) -> MicroTape:
         """Return the tape of one micro-batch: traced at two batch sizes, worked out from those at any other."""
@@ -104,18 +117,18 @@ class Predictor:
         traced[settings.batch_size] = self._traced(settings)
         return traced[settings.batch_size]
 
-    def steps(self, settings: Settings, entry: OptimizerEntry, hyper: Hyper) -> StepTapes:
+    def steps(self, settings: Settings, choice: Choice) -> StepTapes:
         """Return the tapes of an optimizer's first and later steps."""
         dtype = weights_dtype(settings.precision)
-        key = (entry.name, repr(hyper), dtype, settings.max_grad_norm, settings.implementation)
+        key = (choice.entry.name, repr(choice.hyper), choice.weight_decay, dtype, settings.max_grad_norm)
         if key not in self._steps:
             self._steps[key] = trace_update(
-                entry,
-                self._subject.parameters(dtype),
-                hyper,
+                choice.entry,
+                self._tracer(settings).parameters,
+                choice.hyper,
+                choice.weight_decay,
                 device=self._target.device,
                 max_grad_norm=settings.max_grad_norm,
-                implementation=settings.implementation,
                 kernels=self._target.kernels,
             )
         return self._steps[key]
@@ -125,7 +138,7 @@ class Predictor:
         shape = BatchShape(batch_size=settings.batch_size, max_length=settings.max_length)
         forward, loss = _forward_and_loss(subject.task)
         return self._tracer(settings).micro(
-            lambda: fake_batch(subject.config, subject.task, shape, num_labels=subject.num_labels),
+            lambda: fake_batch(subject.config, subject.task, shape),
             forward=forward,
             loss=loss,
             precision=settings.precision,

@@ -14,6 +14,8 @@ LABELS = "labels"
 AUDIO_SECONDS = 10
 """Length of a clip, where a model reads raw audio: nothing in its configuration says it."""
 _SAMPLING_RATE = 16_000
+CHOICES = 4
+"""Answers to choose from in a multiple-choice row, as in SWAG."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class BatchShape:
     max_length: int
 
 
-def fake_batch(config: Any, task: str, shape: BatchShape, *, num_labels: int) -> Batch:
+def fake_batch(config: Any, task: str, shape: BatchShape) -> Batch:
     """Return the tensors of a batch by the names that the model's `forward` gives them; within `fake_tensors`.
 
     int64 ids of shape (rows, tokens), float32 images (rows, channels, height, width), spectrograms (rows, bins, frames)
@@ -40,7 +42,7 @@ def fake_batch(config: Any, task: str, shape: BatchShape, *, num_labels: int) ->
         labels = _ids(rows, length) if task == "speech-seq2seq" else _classes(rows)
         return {"input_features": features, LABELS: labels}
     if task == "multiple-choice":
-        return {"input_ids": torch.empty(rows, num_labels, length, dtype=torch.int64), LABELS: _classes(rows)}
+        return {"input_ids": torch.empty(rows, CHOICES, length, dtype=torch.int64), LABELS: _classes(rows)}
     batch = {"input_ids": _ids(rows, length)}
     if config.model_type == "gemma3":  # refuses to train without them, images or not
         batch["token_type_ids"] = _ids(rows, length)

@@ -8,6 +8,7 @@ import torch
 
 from effcli.memory.extend import NotPeriodicError, Repetition, extended
 from effcli.memory.tape import MicroTape
+from effcli.models.build import parameter_infos
 from effcli.trace.fake import fake_tensors, make_fake
 from effcli.trace.kernels import Kernels
 from effcli.trace.layers import buffer_bytes, repetitions, shorten
@@ -19,7 +20,7 @@ class Tracer:
 
     `build` makes the model on the meta device, as it is trained: dtype, adapters, checkpointing, what is frozen.
     Lists of equal layers are traced at five units and lengthened; where that doesn't go, the whole model is traced.
-    `buffers` are the bytes of the model's buffers by name.
+    `parameters` are those of the whole model, `buffers` the bytes of its buffers by name.
     """
 
     def __init__(self, build: Callable[[], torch.nn.Module], kernels: Kernels, *, whole: bool = False) -> None:
@@ -27,6 +28,7 @@ class Tracer:
         self._mode = fake_tensors()
         self._repetitions: tuple[Repetition, ...] = ()
         model = build()
+        self.parameters = parameter_infos(model)
         self.buffers = buffer_bytes(model)
         self._take(model, () if whole else repetitions(model))
 

@@ -1,0 +1,161 @@
+"""From replays to a `MemoryPlan`: phases, peak, verdict, and what a change would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from effcli.memory.fit import Need, gets_through, largest_batch, verdict
+from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
+from effcli.memory.replay import LivePart, phases, timeline
+from effcli.optim import registry
+from effcli.optim.entry import OptimizerEntry
+from effcli.optim.implementation import NAME as IMPLEMENTATION
+from effcli.optim.implementation import has_implementation, with_implementation
+from effcli.pipeline.predicting import Choice, Predictor, Settings
+from effcli.spec import OptimSpec
+from effcli.units import Basis, Category
+
+NUM_MODULES = 10
+"""How many modules a plan names."""
+
+FIRST, LATER = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan is held against: the device's bytes, None for nothing; `context_bytes` lie beside the allocator."""
+
+    budget_bytes: int | None
+    context_bytes: int
+
+
+def plan_memory(
+    predictor: Predictor, settings: Settings, choice: Choice, limits: Limits, *, detailed: bool = True
+) -> MemoryPlan:
+    """Return the plan of the first and of a later update; with every detail also what single changes would buy.
+
+    On a CPU nothing is reserved beside what is allocated, and what the interpreter and its libraries hold is left out.
+
+    Raises:
+        UsageError: the model's code cannot be traced.
+    """
+    played = predictor.replay(settings, choice)
+    steps = predictor.steps(settings, choice)
+    device_total_bytes = played.reserved_bytes + limits.context_bytes
+    plan = MemoryPlan(
+        phases=phases(played, LATER),
+        first_phases=phases(played, FIRST),
+        basis=_basis(choice.entry, steps.basis),
+        device=predictor.device,
+        peak_phase=played.peak.phase,
+        peak_update="first" if played.peak.update == FIRST else "later",
+        peak_allocated_bytes=played.peak.total_bytes,
+        peak_reserved_bytes=played.reserved_bytes,
+        context_bytes=limits.context_bytes,
+        device_total_bytes=device_total_bytes,
+        budget_bytes=limits.budget_bytes,
+        fits=_fits(predictor, settings, choice, limits, device_total_bytes),
+        largest_batch_size=_largest_batch_size(predictor, settings, choice, limits),
+        parts=_parts(played.kinds, choice.entry),
+        modules=_parts(played.modules, choice.entry)[:NUM_MODULES],
+        timeline=timeline(played),
+        notes=steps.notes,
+    )
+    return plan.model_copy(update={"changes": tuple(_changes(predictor, settings, choice, plan))}) if detailed else plan
+
+
+def _changes(predictor: Predictor, settings: Settings, choice: Choice, plan: MemoryPlan) -> Iterator[Change]:
+    """Yield what each single change of a setting would do to the peak of `plan`."""
+    assert plan.peak_allocated_bytes is not None
+    changes = (*_of_the_loop(settings, choice), *_of_the_optimizer(predictor, settings, choice))
+    for name, flags, changed, other in changes:
+        peak = predictor.replay(changed, other).peak
+        yield Change(
+            name=name,
+            flags=flags,
+            peak_allocated_bytes=peak.total_bytes,
+            saved_bytes=plan.peak_allocated_bytes - peak.total_bytes,
+            peak_phase=peak.phase,
+        )
+
+
+def _of_the_loop(settings: Settings, choice: Choice) -> Iterator[tuple[str, str, Settings, Choice]]:
+    size, accum = settings.batch_size, settings.accum
+    if settings.gradient_checkpointing:
+        kept = replace(settings, gradient_checkpointing=False)
+        yield "keep activations", "no --gradient-checkpointing", kept, choice
+    else:
+        recomputed = replace(settings, gradient_checkpointing=True)
+        yield "recompute activations", "--gradient-checkpointing", recomputed, choice
+    if size > 1:
+        flags = f"--batch-size {size // 2} --accum {accum * 2}"
+        yield "half the micro-batch", flags, replace(settings, batch_size=size // 2, accum=accum * 2), choice
+    yield "one more accumulation step", f"--accum {accum + 1}", replace(settings, accum=accum + 1), choice
+
+
+def _of_the_optimizer(
+    predictor: Predictor, settings: Settings, choice: Choice
+) -> Iterator[tuple[str, str, Settings, Choice]]:
+    entry, hyper = choice.entry, choice.hyper
+    if predictor.device == "cuda" and has_implementation(entry, "fused") and hyper[IMPLEMENTATION] != "fused":
+        fused = replace(choice, hyper=with_implementation(entry, hyper, "fused"))
+        yield "fused instead of foreach", f"--optim-arg {IMPLEMENTATION}=fused", settings, fused
+    small = next((other for other in registry.entries() if other.name == f"{entry.name}8bit"), None)
+    if small is not None:
+        asked = OptimSpec(name=small.name, lr=hyper.get("lr"), weight_decay=choice.weight_decay)
+        yield (
+            "8-bit state",
+            f"--optim {small.name}",
+            settings,
+            Choice.of(small, registry.resolve_hyper(small, asked), asked),
+        )
+
+
+def _fits(
+    predictor: Predictor, settings: Settings, choice: Choice, limits: Limits, device_total_bytes: int
+) -> Fits | None:
+    if limits.budget_bytes is None:
+        return None
+    left = limits.budget_bytes - limits.context_bytes
+    return verdict(
+        device_total_bytes=device_total_bytes,
+        budget_bytes=limits.budget_bytes,
+        under_pressure=lambda: predictor.device == "cuda" and gets_through(predictor.program(settings, choice), left),
+    )
+
+
+def _largest_batch_size(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> int | None:
+    """Return the largest micro-batch whose verdict is not "no"; None without a budget."""
+    if limits.budget_bytes is None:
+        return None
+
+    def need(batch_size: int) -> Need:
+        other = replace(settings, batch_size=batch_size)
+        played = predictor.replay(other, choice)
+        total = played.reserved_bytes + limits.context_bytes
+        return Need(
+            num_bytes=played.peak.total_bytes + limits.context_bytes,
+            fits=_fits(predictor, other, choice, limits, total) != "no",
+        )
+
+    return largest_batch(need, budget_bytes=limits.budget_bytes, start=settings.batch_size)
+
+
+def _basis(entry: OptimizerEntry, temporaries: Basis) -> dict[str, str]:
+    return {
+        Category.WEIGHTS: Basis.EXACT,
+        Category.GRADIENTS: Basis.EXACT,
+        Category.OPTIMIZER_STATE: entry.basis,
+        Category.ACTIVATIONS: Basis.TRACED,
+        Category.TEMPORARIES: temporaries,
+        "context": Basis.ASSUMED,
+    }
+
+
+def _parts(live: Iterable[LivePart], entry: OptimizerEntry) -> tuple[PeakPart, ...]:
+    basis = _basis(entry, Basis.TRACED)
+    return tuple(
+        PeakPart(name=part.name, category=part.category, num_bytes=part.num_bytes, basis=basis[part.category])
+        for part in live
+    )
