@@ -36,7 +36,7 @@ def _promoted(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]
 
 
 def _safe_softmax(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
-    """Return the marks of masked scores and of rows without any other (`_safe_softmax`, `transformers/attention.cpp`)."""
+    """Return the marks of masked scores and of rows without others (`_safe_softmax`, `transformers/attention.cpp`)."""
     scores, dim = args[:2]
     return [scores.numel(), scores.numel() // max(1, scores.shape[dim])]
 
