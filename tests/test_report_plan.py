@@ -159,9 +159,27 @@ def test_every_part_of_the_peak_is_named_with_share_and_basis(capsys: pytest.Cap
 def test_changes_are_ranked_and_say_where_the_peak_is_then(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, plans.plan())
     rows = section(text, "What a change would do to the peak")
-    assert rows[1] == ["checkpointing", "--gradient-checkpointing", "-900.00 MiB", "-44.3 %", "step"]
-    assert ["fused step", "--optim-arg fused=true", "the same", "backward"] in rows
-    assert "+230.03 MiB  +11.3 %  backward" in text
+    assert rows[1] == ["checkpointing: --gradient-checkpointing", "-900.00 MiB", "-44.3 %", "step"]
+    assert ["fused step: --optim-arg fused=true", "the same", "backward"] in rows
+    assert rows[-1] == ["one more accumulation step: --accum 2", "+230.03 MiB", "+11.3 %", "backward"]
+
+
+def test_modules_are_named_with_what_they_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    held = [
+        {"name": name, "category": category, "num_bytes": num_bytes, "basis": "traced"}
+        for name, category, num_bytes in (
+            ("", "temporaries", 900 * MIB),
+            ("head.weight", "optimizer_state", 40 * MIB),
+            ("head.weight", "weights", 20 * MIB),
+            ("layer.0", "activations", 30 * MIB),
+        )
+    ]
+    rows = section(shown(capsys, plans.plan(modules=held)), "Who holds most at the peak")
+    assert [row[:3] for row in rows[1:]] == [
+        ["head.weight", "state", "40.00 MiB"],
+        ["layer.0", "activations", "30.00 MiB"],
+        ["head.weight", "weights", "20.00 MiB"],
+    ]
 
 
 def test_several_optimizers_get_a_row_each_and_the_first_one_the_details(capsys: pytest.CaptureFixture[str]) -> None:

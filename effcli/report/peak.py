@@ -13,7 +13,7 @@ from effcli.report.bars import stacked_bar
 from effcli.report.layout import fact_grid, ruled_table
 from effcli.report.skyline import skyline
 from effcli.report.text import common_unit, in_unit, plain
-from effcli.units import Basis, Category, format_bytes, format_count
+from effcli.units import Basis, Category, Phase, format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,8 +31,6 @@ _UPDATES = {"first": "the first update", "later": "later updates"}
 _BAR = 20
 _FEWEST_PARTS, _SMALLEST_SHARE = 6, 0.002
 _TOP_MODULES = 8
-_LONGEST_FLAGS = 26
-"""Up to this length flags stay on one line, and the names of changes wrap in their place."""
 _BARELY = 0.05
 """Below this share of the peak, a change is not worth its price."""
 
@@ -133,9 +131,7 @@ def phase_table(plan: MemoryPlan) -> Table:
 
 def change_table(changes: Sequence[Change], plan: MemoryPlan) -> Table:
     """Return what single changes of settings would do to the peak, the most useful first."""
-    table = ruled_table("What a change would do to the peak", "change")
-    short = all(len(change.flags) <= _LONGEST_FLAGS for change in changes)
-    table.add_column("to type", overflow="fold", no_wrap=short)
+    table = ruled_table("What a change would do to the peak", "change: what to type")
     table.add_column("peak", justify="right", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("then in", no_wrap=True)
@@ -147,7 +143,7 @@ def change_table(changes: Sequence[Change], plan: MemoryPlan) -> Table:
             if grows
             else ("the same", "")
         )
-        table.add_row(plain(change.name), plain(change.flags), *cells, plain(change.peak_phase))
+        table.add_row(f"{plain(change.name)}: {plain(change.flags)}", *cells, plain(change.peak_phase))
     return table
 
 
@@ -171,10 +167,16 @@ def _parts_table(title: str, parts: Sequence[PeakPart], plan: MemoryPlan) -> Tab
 
 
 def _modules_table(plan: MemoryPlan) -> Table:
-    table = ruled_table("Modules that hold most at the peak", "module", "size", "share")
-    for module in sorted(plan.modules, key=lambda module: -module.num_bytes)[:_TOP_MODULES]:
+    """Return what single modules and parameters hold, the most first; what belongs to none is in the parts alone."""
+    table = ruled_table("Who holds most at the peak", "name")
+    table.add_column("what", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    named = [module for module in plan.modules if module.name]
+    for module in sorted(named, key=lambda module: -module.num_bytes)[:_TOP_MODULES]:
+        what = _COLUMNS[Category(module.category)]
         share = _percent(module.num_bytes, plan.peak_allocated_bytes)
-        table.add_row(plain(module.name), format_bytes(module.num_bytes), share)
+        table.add_row(plain(module.name), what, format_bytes(module.num_bytes), share)
     return table
 
 
@@ -185,6 +187,8 @@ def _optimizer_share(plan: MemoryPlan, peak: PhaseBytes) -> str:
     dominate = activations > max(peak.weights_bytes, peak.gradients_bytes, peak.optimizer_state_bytes)
     if dominate:
         share += f", activations are {_percent(activations, peak.total_bytes)}"
+    if plan.peak_phase == Phase.STEP and peak.temporaries_bytes:
+        share += f", temporaries of its step are {_percent(peak.temporaries_bytes, peak.total_bytes)}"
     eight_bit = next((change for change in plan.changes if "8-bit" in change.name), None)
     if eight_bit is None or plan.peak_allocated_bytes is None:
         return share
