@@ -35,6 +35,15 @@ def _promoted(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]
     return copies
 
 
+def _promoted_each(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return what the largest step of a loop over lists takes: no foreach kernel works on all at once here."""
+    steps = (
+        _promoted(num_threads, operator, [arg[place] if isinstance(arg, list) else arg for arg in args])
+        for place in range(len(args[0]))
+    )
+    return max(steps, key=sum)
+
+
 def _safe_softmax(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return the marks of masked scores and of rows without others (`_safe_softmax`, `transformers/attention.cpp`)."""
     scores, dim = args[:2]
@@ -91,6 +100,20 @@ def _reduced(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     return [args[0].numel() * _INDEX_BYTES] if args[0].dtype is torch.bool else []
 
 
+def _mean(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return float32 copies of half-precision numbers and of their sums (`mean_out`, `ReduceOps.cpp`)."""
+    values, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].ndim)
+    if values.dtype not in (torch.bfloat16, torch.float16):
+        return []
+    num_sums = values.numel() // max(1, prod(values.shape[dim] for dim in dims))
+    return [values.numel() * _FLOAT_BYTES, num_sums * _FLOAT_BYTES]
+
+
+def _singular_values(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return the copy that LAPACK overwrites (`linalg_svd_out`, `BatchLinearAlgebra.cpp`), without its work array."""
+    return [_nbytes(args[0])]
+
+
 def _matrices(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return copies of operands that BLAS cannot take as they are (`addmm_impl_cpu_`, `LinearAlgebra.cpp`)."""
     return [_nbytes(operand) for operand in args[-2:] if not _has_leading_dimension(operand)]
@@ -120,6 +143,11 @@ _PROMOTING = (
 )
 """Operators of two operands, each with the overloads `Tensor` and `Scalar`."""
 
+_PROMOTING_EACH = (
+    *((packet, "List") for packet in (_aten._foreach_add_, _aten._foreach_sub_, _aten._foreach_mul_)),
+    *((_aten._foreach_div_, "List"), (_aten._foreach_addcmul_, "Scalar"), (_aten._foreach_addcdiv_, "Scalar")),
+)
+
 WORKSPACES: Mapping[Any, Workspace] = {
     **{getattr(packet, overload): _promoted for packet in _PROMOTING for overload in ("Tensor", "Scalar")},
     _aten.where.self: _promoted,
@@ -129,6 +157,7 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten.addcmul_.default: _promoted,
     _aten.addcdiv.default: _promoted,
     _aten.addcdiv_.default: _promoted,
+    **{getattr(packet, overload): _promoted_each for packet, overload in _PROMOTING_EACH},
     _aten._safe_softmax.default: _safe_softmax,
     _aten._softmax.default: _softmax,
     _aten._log_softmax.default: _softmax,
@@ -142,6 +171,9 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     _aten.sum.default: _reduced,
     _aten.sum.dim_IntList: _reduced,
+    _aten.mean.default: _mean,
+    _aten.mean.dim: _mean,
+    _aten._linalg_svd.default: _singular_values,
     _aten.mm.default: _matrices,
     _aten.addmm.default: _matrices,
 }

@@ -14,6 +14,8 @@ Workspace = Callable[[Capability, Sequence[Any]], Sequence[int]]
 
 _INDEX_BYTES = 8
 _FLOAT_BYTES = 4
+_CHUNK = 65536
+"""Elements that a block of a foreach kernel works on (`kChunkSize`, `native/cuda/MultiTensorApply.cuh`)."""
 _UNSORTED_INDICES = 3072
 """Up to this many indices an embedding's gradient needs no sorting (`native/cuda/Embedding.cu`)."""
 
@@ -128,6 +130,13 @@ def _index_put(capability: Capability, args: Sequence[Any]) -> list[int]:
     return [shape.numel() * _INDEX_BYTES] * 3
 
 
+def _foreach_norm(capability: Capability, args: Sequence[Any]) -> list[int]:
+    """Return partial norms, for each tensor as many as the longest has chunks (`native/cuda/ForeachReduceOp.cu`)."""
+    tensors = args[0]
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    return [len(tensors) * chunks * max(_FLOAT_BYTES, tensors[0].element_size())]
+
+
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -148,6 +157,7 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten.bmm.default: _matrices,
     _aten.baddbmm.default: _matrices,
     _aten._softmax_backward_data.default: _softmax_backward,
+    _aten._foreach_norm.Scalar: _foreach_norm,
     _aten._log_softmax_backward_data.default: _log_softmax_backward,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.native_layer_norm.default: _layer_norm,

@@ -34,8 +34,13 @@ class StandIn(torch.optim.Optimizer):
                 own = {"weight_decay": group["weight_decay"], **hyper_for(name, self._hyper)}
                 if parameter not in self.state:
                     self.state[parameter] = self._new_state(self._params[name], own)
-                if self._entry.step_workspace is not None:
-                    _ = [_taken(size) for size in self._entry.step_workspace(self._params[name], own, self._device)]
+                self._use_workspace(self._params[name], own)
+
+    def _use_workspace(self, param: ParamInfo, hyper: Hyper) -> None:
+        if self._entry.step_workspace is not None:
+            sizes = self._entry.step_workspace(param, hyper, self._device)
+            together = [_taken(num_bytes) for num_bytes in sizes]
+            del together
 
     def _new_state(self, param: ParamInfo, hyper: Hyper) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.optim.building import builder, named, with_betas
 from effcli.optim.entry import Hyper, OptimizerEntry
-from effcli.optim.laws import ADAM_DEFAULTS, TORCH_STEP, bytes_per_parameter, constant, full
+from effcli.optim.laws import ADAM_DEFAULTS, TORCH_STEP, bytes_per_parameter, constant, full, width
 from effcli.optim.ranges import AT_LEAST_1, Range
 from effcli.units import ParamInfo, StateTensor
 
@@ -70,7 +70,7 @@ def _layout(bits: int, map_bytes: int) -> Callable[[ParamInfo, Hyper], tuple[Sta
         """
         num_elements, block_size = param.num_elements, hyper["block_size"]
         moments = ("exp_avg", "exp_avg_sq")
-        if num_elements < _QUANTISED_FROM or num_elements % block_size:
+        if not _is_quantised(param, hyper):
             return (TORCH_STEP, *(full(key, param) for key in moments))
         constant_bytes = 4 * (num_elements // block_size) + map_bytes
         quantised: list[StateTensor] = [TORCH_STEP]
@@ -80,6 +80,34 @@ def _layout(bits: int, map_bytes: int) -> Callable[[ParamInfo, Hyper], tuple[Sta
         return tuple(quantised)
 
     return layout
+
+
+def _is_quantised(param: ParamInfo, hyper: Hyper) -> bool:
+    return param.num_elements >= _QUANTISED_FROM and param.num_elements % hyper["block_size"] == 0
+
+
+def _workspace(has_table: bool) -> Callable[[ParamInfo, Hyper, str], tuple[int, ...]]:
+    def workspace(param: ParamInfo, hyper: Hyper, device: str) -> tuple[int, ...]:
+        """Return nothing on CUDA, assuming that the compiled step is one kernel; on a CPU what it takes uncompiled.
+
+        Source: `single_param_adam` in torchao/optim/adam.py and `quantize_8bit_with_qmap`, `scale_tensor` and
+        `_fp32_to_bf16_sr` in quant_utils.py, 0.18. With a code table the highest moment is the search for codes, in
+        bytes of one element: 16 for weight, moments and scaled moment in float32, 37 for three int64 codes, three
+        float32 values and a mark. Else it is the update, six float32 copies, or the stochastic rounding. A narrower
+        weight adds its gradient's copy.
+        """
+        if device == "cuda":
+            return ()
+        num_elements = param.num_elements
+        narrow = width(param) < 4
+        per_element = 24
+        if has_table and _is_quantised(param, hyper):
+            return (num_elements * (53 + 4 * narrow), 4 * (num_elements // hyper["block_size"]))
+        if hyper["bf16_stochastic_round"] and param.dtype == "bfloat16":
+            per_element = 37
+        return (num_elements * (per_element + 4 * narrow),)
+
+    return workspace
 
 
 def _multiple_of(number: int) -> Range:
@@ -131,6 +159,7 @@ def _entry(
             finish=_step_uncompiled_on_a_cpu,
         ),
         state_layout=_layout(bits, map_bytes),
+        step_workspace=_workspace(has_table=map_bytes > 0),
         cpu_note=f"{name}: {_ON_CPU}",
     )
 

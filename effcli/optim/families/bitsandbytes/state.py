@@ -6,7 +6,7 @@ from effcli.optim.entry import Hyper
 from effcli.optim.laws import PYTHON_STEP, constant, sized
 from effcli.units import ParamInfo, Placement, StateTensor
 
-_BLOCK_SIZE = 256
+BLOCK_SIZE = 256
 """Elements under one absmax: `blocksize` in upstream's `init_state`, which no argument changes."""
 _MAP_BYTES = 256 * 4
 """A code table: the float32 value of each of the 256 codes of 8 bit."""
@@ -28,7 +28,7 @@ def blockwise_layout(
     with at least 100,000 elements, on CUDA only.
     """
     num_elements = param.num_elements
-    quantised = hyper["optim_bits"] == 8 and num_elements >= hyper["min_8bit_size"]
+    quantised = is_quantised(param, hyper)
     kept = [
         StateTensor(
             key=f"state{number}",
@@ -41,13 +41,18 @@ def blockwise_layout(
     norm = (sized("unorm_vec", 1, 4),) if hyper.get("max_unorm", 0.0) > 0 else ()
     if not quantised:
         return (PYTHON_STEP, *kept, *norm)
-    blocks = -(-num_elements // _BLOCK_SIZE)
+    blocks = -(-num_elements // BLOCK_SIZE)
     tables = [constant(f"qmap{number}", _MAP_BYTES, shared=True) for number, _ in enumerate(states, start=1)]
     scales = [constant(f"absmax{number}", 4 * multiple * blocks) for number, multiple in enumerate(states, start=1)]
     if max(states) > 1:  # AdEMAMix makes its buffers last
         return (PYTHON_STEP, *tables, *scales, *kept)
     pairs = [tensor for pair in zip(kept, tables, strict=True) for tensor in pair]
     return (PYTHON_STEP, *pairs, *scales, *norm)
+
+
+def is_quantised(param: ParamInfo, hyper: Hyper) -> bool:
+    """Return whether the parameter's state is in 8 bit."""
+    return hyper["optim_bits"] == 8 and param.num_elements >= hyper["min_8bit_size"]
 
 
 def blockwise_formula(states: tuple[int, ...], *, has_norm: bool) -> str:
