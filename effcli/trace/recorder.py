@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from effcli.memory.tape import Alloc, Event, Free, Mark
@@ -15,9 +16,8 @@ from effcli.trace.kinds import kind_of, relabelled
 from effcli.trace.scalars import note_truth, scalar_answer
 from effcli.units import Category
 
-_WITHOUT_STORAGE = frozenset(
-    {torch.ops.prim.device.default, torch.ops.aten.detach.default, torch.ops.aten.view.default}
-)
+_WITHOUT_STORAGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.view.default, torch.ops.aten.t.default})
+_DEVICE = torch.ops.prim.device.default
 
 
 class Recorder(TorchDispatchMode):
@@ -65,12 +65,19 @@ class Recorder(TorchDispatchMode):
         self.events.append(Alloc(block, num_bytes, Category.TEMPORARIES, self.source, kind))
         return block
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return that the compiler need not be kept away: there is none, and keeping it away takes time."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operator and note the storages it made."""
         kwargs = kwargs or {}
-        if func in _WITHOUT_STORAGE:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked thousands of times, so not passed on
+            return args[0].fake_device
+        if func in _WITHOUT_STORAGE or func is _DEVICE:
             return func(*args, **kwargs)
         self._sum = None
         if func is torch.ops.aten._local_scalar_dense.default:
