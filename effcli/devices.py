@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.errors import DeviceError, UsageError
@@ -80,3 +81,34 @@ def check_precision(precision: str, device: torch.device) -> None:
     if precision in ("bf16", "bf16-pure") and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
         raise DeviceError(f"--precision {precision}: {name} has no bfloat16; use --precision fp16 or fp32")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the bytes that the device has free now; on a CPU what the system can give this process, None if unknown.
+
+    In a Linux container the control group may allow less than the machine has.
+    """
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    amounts = [amount for amount in (_available_to_system(), _left_in_group()) if amount is not None]
+    return min(amounts, default=None)
+
+
+def _available_to_system() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in_group() -> int | None:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)

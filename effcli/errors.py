@@ -21,6 +21,10 @@ class UsageError(EffcliError):
     exit_code = 2
 
 
+class TraceError(UsageError):
+    """The code of a model cannot be traced without memory; what follows from shapes alone can still be said."""
+
+
 class DataError(EffcliError):
     """The data set is missing, malformed or does not fit the task."""
 

@@ -41,12 +41,14 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
     from effcli.pipeline.build import build
     from effcli.pipeline.facts import planned_record
     from effcli.pipeline.prepare import prepare
+    from effcli.pipeline.run_plan import run_plan
 
     prepared = prepare(spec, progress)
+    planned = run_plan(prepared, progress)
     built = build(prepared, meta=True)
     for note in (*built.weight_notes, *built.notes):
         progress.note(note)
-    return planned_record(prepared, built, out=spec.output.out)
+    return planned_record(prepared, built, planned, out=spec.output.out)
 
 
 def search(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence[str] = ()) -> SearchRecord:

@@ -16,6 +16,7 @@ from effcli.measure.search_record import Configuration, SearchRecord, Way
 from effcli.memory.cards import CONTEXT_BYTES
 from effcli.memory.plan import MemoryPlan
 from effcli.models.attention import FLASH, check_attention
+from effcli.models.flags import ALL_LINEAR
 from effcli.pipeline.chosen_recipe import check_out, write_chosen
 from effcli.pipeline.estimating import Described, describe
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
@@ -50,7 +51,7 @@ class _Question:
         at = candidate.optimizer
         choice = Choice.of(self.described.entries[at], self.described.settled[at], self.spec.optim[at])
         limits = Limits(budget_bytes=None, context_bytes=CONTEXT_BYTES)
-        return plan_memory(self.predictor, settings, choice, limits, detailed=False)
+        return plan_memory(self.predictor, settings, choice, limits)
 
 
 def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence[str] = ()) -> SearchRecord:
@@ -161,8 +162,9 @@ def _ways_out(closest: Planned, question: _Question, given: Room, space: Space) 
     model = question.spec.model
     untouched = model.lora_r is None and not model.freeze and not model.stable_embedding
     if untouched and importlib.util.find_spec("peft") is not None:
-        adapted = question.spec.model_copy(update={"model": model.model_copy(update={"lora_r": ADAPTER_RANK})})
-        yield _way(f"--lora-r {ADAPTER_RANK}", _question(adapted, given), candidate)
+        adapters = {"lora_r": ADAPTER_RANK, "lora_targets": (ALL_LINEAR,)}
+        adapted = question.spec.model_copy(update={"model": model.model_copy(update=adapters)})
+        yield _way(f"--lora-r {ADAPTER_RANK} --lora-targets {ALL_LINEAR}", _question(adapted, given), candidate)
 
 
 def _way(flags: str, question: _Question, candidate: Candidate) -> Way:

@@ -16,7 +16,7 @@ from effcli.measure.record import (
     GroupFacts,
     RunRecord,
 )
-from effcli.memory.plan import exact_plan
+from effcli.memory.plan import MemoryPlan, exact_plan
 from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
 from effcli.pipeline.amounts import model_facts, optimizer_facts
@@ -30,8 +30,11 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "
     "torchao", "galore-torch", "schedulefree", "pytorch_optimizer")  # fmt: skip
 
 
-def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunRecord:
-    """Return the record of a run that has not started: specification, environment, model, data and plan."""
+def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *, out: str | None) -> RunRecord:
+    """Return the record of a run that has not started: specification, environment, model, data and plan.
+
+    Without a plan, where the model could not be traced, the plan has what follows from shapes alone.
+    """
     loop = prepared.spec.loop
     model = model_facts(
         name=prepared.source.name,
@@ -39,7 +42,7 @@ def planned_record(prepared: Prepared, built: Built, *, out: str | None) -> RunR
         task=prepared.problem.task,
         parameters=built.parameters,
     )
-    plan = exact_plan(
+    plan = plan or exact_plan(
         weights_bytes=model.weights_bytes,
         gradients_bytes=model.gradients_bytes,
         optimizer_state_bytes=built.state.state_bytes,

@@ -10,7 +10,7 @@ from effcli.memory.plan import MemoryPlan
 from effcli.models.known import KnownModel
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.peak_settings import Room
-from effcli.pipeline.planning import Limits, plan_memory
+from effcli.pipeline.planning import Limits, plan_memory, with_changes, with_largest_batch
 from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.pipeline.subjects import estimated, target
 
@@ -21,7 +21,7 @@ def plans(
     """Return the plan of an update with each optimizer; changes of settings are tried for the first one alone.
 
     Raises:
-        UsageError: the model's code cannot be traced.
+        TraceError: the model's code cannot be traced.
     """
     loop = spec.loop
     predictor = Predictor(estimated(known, spec), target(loop.device, given.card))
@@ -34,7 +34,10 @@ def plans(
         max_grad_norm=loop.max_grad_norm,
     )
     limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
-    return tuple(
-        plan_memory(predictor, settings, Choice.of(entry, hyper, optim), limits, detailed=place == 0)
-        for place, (entry, hyper, optim) in enumerate(zip(entries, settled, spec.optim, strict=True))
-    )
+    found = []
+    for entry, hyper, optim in zip(entries, settled, spec.optim, strict=True):
+        choice = Choice.of(entry, hyper, optim)
+        plan = plan_memory(predictor, settings, choice, limits)
+        plan = plan if found else with_changes(plan, predictor, settings, choice)
+        found.append(with_largest_batch(plan, predictor, settings, choice, limits))
+    return tuple(found)

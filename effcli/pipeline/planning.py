@@ -30,20 +30,18 @@ class Limits:
     context_bytes: int
 
 
-def plan_memory(
-    predictor: Predictor, settings: Settings, choice: Choice, limits: Limits, *, detailed: bool = True
-) -> MemoryPlan:
-    """Return the plan of the first and of a later update; with every detail also what single changes would buy.
+def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> MemoryPlan:
+    """Return the plan of the first and of a later update, without what needs further predictions.
 
     On a CPU nothing is reserved beside what is allocated, and what the interpreter and its libraries hold is left out.
 
     Raises:
-        UsageError: the model's code cannot be traced.
+        TraceError: the model's code cannot be traced.
     """
     played = predictor.replay(settings, choice)
     steps = predictor.steps(settings, choice)
     device_total_bytes = played.reserved_bytes + limits.context_bytes
-    plan = MemoryPlan(
+    return MemoryPlan(
         phases=phases(played, LATER),
         first_phases=phases(played, FIRST),
         basis=_basis(choice.entry, steps.basis),
@@ -56,36 +54,62 @@ def plan_memory(
         device_total_bytes=device_total_bytes,
         budget_bytes=limits.budget_bytes,
         fits=_fits(predictor, settings, choice, limits, device_total_bytes),
-        largest_batch_size=_largest_batch_size(predictor, settings, choice, limits),
         parts=_parts(played.kinds, choice.entry),
         modules=_parts(played.modules, choice.entry)[:NUM_MODULES],
         timeline=timeline(played),
         notes=steps.notes,
     )
-    return plan.model_copy(update={"changes": tuple(_changes(predictor, settings, choice, plan))}) if detailed else plan
 
 
-def _changes(predictor: Predictor, settings: Settings, choice: Choice, plan: MemoryPlan) -> Iterator[Change]:
-    """Yield what each single change of a setting would do to the peak of `plan`."""
+def with_changes(plan: MemoryPlan, predictor: Predictor, settings: Settings, choice: Choice) -> MemoryPlan:
+    """Return the plan with what each single change of a setting would do to its peak."""
     assert plan.peak_allocated_bytes is not None
-    changes = (*_of_the_loop(settings, choice), *_of_the_optimizer(predictor, settings, choice))
-    for name, flags, changed, other in changes:
+    changes = []
+    for name, flags, changed, other in (
+        *_of_the_loop(predictor, settings, choice),
+        *_of_the_optimizer(predictor, settings, choice),
+    ):
         peak = predictor.replay(changed, other).peak
-        yield Change(
-            name=name,
-            flags=flags,
-            peak_allocated_bytes=peak.total_bytes,
-            saved_bytes=plan.peak_allocated_bytes - peak.total_bytes,
-            peak_phase=peak.phase,
+        changes.append(
+            Change(
+                name=name,
+                flags=flags,
+                peak_allocated_bytes=peak.total_bytes,
+                saved_bytes=plan.peak_allocated_bytes - peak.total_bytes,
+                peak_phase=peak.phase,
+            )
+        )
+    return plan.model_copy(update={"changes": tuple(changes)})
+
+
+def with_largest_batch(
+    plan: MemoryPlan, predictor: Predictor, settings: Settings, choice: Choice, limits: Limits
+) -> MemoryPlan:
+    """Return the plan with the largest micro-batch whose verdict is not "no"; as it is without a budget."""
+    if limits.budget_bytes is None:
+        return plan
+
+    def need(batch_size: int) -> Need:
+        other = replace(settings, batch_size=batch_size)
+        played = predictor.replay(other, choice)
+        total = played.reserved_bytes + limits.context_bytes
+        return Need(
+            num_bytes=played.peak.total_bytes + limits.context_bytes,
+            fits=_fits(predictor, other, choice, limits, total) != "no",
         )
 
+    largest = largest_batch(need, budget_bytes=limits.budget_bytes, start=settings.batch_size)
+    return plan.model_copy(update={"largest_batch_size": largest})
 
-def _of_the_loop(settings: Settings, choice: Choice) -> Iterator[tuple[str, str, Settings, Choice]]:
+
+def _of_the_loop(
+    predictor: Predictor, settings: Settings, choice: Choice
+) -> Iterator[tuple[str, str, Settings, Choice]]:
     size, accum = settings.batch_size, settings.accum
     if settings.gradient_checkpointing:
         kept = replace(settings, gradient_checkpointing=False)
         yield "keep activations", "no --gradient-checkpointing", kept, choice
-    else:
+    elif predictor.can_recompute:
         recomputed = replace(settings, gradient_checkpointing=True)
         yield "recompute activations", "--gradient-checkpointing", recomputed, choice
     if size > 1:
@@ -123,23 +147,6 @@ def _fits(
         budget_bytes=limits.budget_bytes,
         under_pressure=lambda: predictor.device == "cuda" and gets_through(predictor.program(settings, choice), left),
     )
-
-
-def _largest_batch_size(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> int | None:
-    """Return the largest micro-batch whose verdict is not "no"; None without a budget."""
-    if limits.budget_bytes is None:
-        return None
-
-    def need(batch_size: int) -> Need:
-        other = replace(settings, batch_size=batch_size)
-        played = predictor.replay(other, choice)
-        total = played.reserved_bytes + limits.context_bytes
-        return Need(
-            num_bytes=played.peak.total_bytes + limits.context_bytes,
-            fits=_fits(predictor, other, choice, limits, total) != "no",
-        )
-
-    return largest_batch(need, budget_bytes=limits.budget_bytes, start=settings.batch_size)
 
 
 def _basis(entry: OptimizerEntry, temporaries: Basis) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
+from effcli.data.columns import Objective
 from effcli.devices import weights_dtype
 from effcli.engines.window import WindowLoss
 from effcli.memory.allocator import Allocator
@@ -30,7 +31,7 @@ SIMULATED_MICRO_BATCHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What of a loop decides about memory."""
+    """What of a loop decides about memory; `padded` says whether rows are filled up to `max_length`."""
 
     batch_size: int
     max_length: int
@@ -38,6 +39,7 @@ class Settings:
     precision: str = "fp32"
     gradient_checkpointing: bool = False
     max_grad_norm: float = 1.0
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +60,14 @@ class Choice:
 class Subject:
     """The model that is predicted.
 
-    `build` makes it on the meta device, from the dtype of its weights and whether activations are recomputed.
+    `build` makes it on the meta device, from the dtype of its weights and whether activations are recomputed, which it
+    need not be able to.
     """
 
     build: Callable[[str, bool], torch.nn.Module]
     config: Any
     task: str
+    can_recompute: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,11 @@ class Predictor:
         """Return the kind of device that is imitated: cpu or cuda."""
         return self._target.device
 
+    @property
+    def can_recompute(self) -> bool:
+        """Return whether the model can recompute activations in the backward pass."""
+        return self._subject.can_recompute
+
     def program(self, settings: Settings, choice: Choice) -> list[Alloc | Free | Begin]:
         """Return the events of the first and of a later update."""
         tracer = self._tracer(settings)
@@ -104,7 +113,7 @@ class Predictor:
 
     def micro(self, settings: Settings) -> MicroTape:
         """Return the tape of one micro-batch: traced at two batch sizes, worked out from those at any other."""
-        key = (settings.max_length, settings.precision, settings.gradient_checkpointing)
+        key = (settings.max_length, settings.padded, settings.precision, settings.gradient_checkpointing)
         traced = self._micros.setdefault(key, {})
         if settings.batch_size in traced:
             return traced[settings.batch_size]
@@ -142,6 +151,7 @@ class Predictor:
             forward=forward,
             loss=loss,
             precision=settings.precision,
+            padded=settings.padded,
         )
 
     def _tracer(self, settings: Settings) -> Tracer:
@@ -153,7 +163,7 @@ class Predictor:
 
 def _forward_and_loss(task: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return what the engines do for the tasks that they train; for others the loss is the model's own."""
-    if task in ("classification", "causal-lm"):
-        window = WindowLoss(task)
+    if task in get_args(Objective):
+        window = WindowLoss(cast("Objective", task))
         return logits_for(lambda logits, labels: window.scaled(logits, labels, labels.numel()))
     return own_loss, lambda value, batch: value

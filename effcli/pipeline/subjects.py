@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from effcli.devices import weights_dtype
 from effcli.memory.allocator import PlainAllocator
 from effcli.memory.caching_allocator import CachingAllocator
 from effcli.models.build import recompute_activations
 from effcli.models.known import KnownModel, config_object
+from effcli.models.lora import plain_model
 from effcli.models.shapes import changed_model
+from effcli.models.tasks import head_for
+from effcli.pipeline.build import Built, build
 from effcli.pipeline.predicting import Subject, Target
 from effcli.trace.cpu import CpuKernels
 from effcli.trace.cuda import CudaKernels
@@ -18,21 +23,48 @@ if TYPE_CHECKING:
 
     from effcli.estimate_spec import EstimateSpec
     from effcli.memory.cards import Card
+    from effcli.optim.entry import Hyper
+    from effcli.pipeline.prepare import Prepared
 
 
 def estimated(known: KnownModel, spec: EstimateSpec) -> Subject:
     """Return the model of an estimate as its settings change it."""
-    config = config_object(known.name, known.config)
+    config, task = config_object(known.name, known.config), known.shapes.task
 
     def build(dtype: str, recompute: bool) -> torch.nn.Module:
-        changed = changed_model(
-            config, known.shapes.task, spec.model, dtype, name=known.name, num_labels=spec.model.num_labels
-        )
+        changed = changed_model(config, task, spec.model, dtype, name=known.name, num_labels=spec.model.num_labels)
         if recompute:
             recompute_activations(changed.model, known.name)
-        return changed.model
+        return _without_cache(changed.model)
 
-    return Subject(build=build, config=config, task=known.shapes.task)
+    can_recompute = head_for(task).model_class(config).supports_gradient_checkpointing
+    return Subject(build=build, config=config, task=task, can_recompute=can_recompute)
+
+
+def prepared_run(prepared: Prepared) -> tuple[Subject, Hyper]:
+    """Return the model of a run, and its hyperparameters with what the model adds to them."""
+    spec = prepared.spec
+
+    def built(dtype: str, recompute: bool) -> Built:
+        precision = "bf16-pure" if dtype == "bfloat16" else "fp32"
+        loop = spec.loop.model_copy(update={"precision": precision, "gradient_checkpointing": recompute})
+        return build(replace(prepared, spec=spec.model_copy(update={"loop": loop})), meta=True)
+
+    usual = built(weights_dtype(spec.loop.precision), False)
+    subject = Subject(
+        build=lambda dtype, recompute: _without_cache(built(dtype, recompute).model),
+        config=prepared.source.config,
+        task=prepared.problem.objective,
+        can_recompute=plain_model(usual.model).supports_gradient_checkpointing,
+    )
+    return subject, usual.hyper
+
+
+def _without_cache(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model, which is not to return keys and values: the engines never let it."""
+    if getattr(model.config, "use_cache", None) is not None:
+        model.config.use_cache = False
+    return model
 
 
 def target(device: str, card: Card | None) -> Target:
@@ -40,4 +72,14 @@ def target(device: str, card: Card | None) -> Target:
     if device == "cpu":
         return Target(device="cpu", kernels=CpuKernels(), allocator=PlainAllocator)
     kernels = CudaKernels() if card is None else CudaKernels(capability=card.capability)
+    return Target(device="cuda", kernels=kernels, allocator=CachingAllocator)
+
+
+def present(device: torch.device) -> Target:
+    """Return the device that a run is on."""
+    if device.type == "cpu":
+        return target("cpu", None)
+    import torch
+
+    kernels = CudaKernels(capability=torch.cuda.get_device_capability(device))
     return Target(device="cuda", kernels=kernels, allocator=CachingAllocator)

@@ -14,6 +14,8 @@ from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.guards import explained_out_of_memory
 from effcli.pipeline.prepare import prepare
 from effcli.pipeline.run import Run
+from effcli.pipeline.run_plan import run_plan
+from effcli.pipeline.verdicts import peak_sentences
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, check_run_folder, dated_name, open_run_folder
 from effcli.spec import RunSpec
@@ -38,14 +40,17 @@ def train(
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
     prepared = prepare(spec, progress)
+    planned = run_plan(prepared, progress)
     with explained_out_of_memory(prepared):
         built = build(prepared, meta=False)
     if resume:  # the weights come from the checkpoint, whatever they were made of at first
         built = replace(built, weight_notes=())
-    record = planned_record(prepared, built, out=out)
+    record = planned_record(prepared, built, planned, out=out)
     for note in (*built.weight_notes, *built.notes):
         progress.note(note)
     progress.note(expectation(record))
+    for sentence in peak_sentences(record):
+        progress.note(sentence)
     run = Run(prepared, built, folder, progress, record)
     if resume:
         run.resume()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from effcli.errors import OverBudgetError
-from effcli.measure.record import EstimateRecord
+from effcli.measure.record import EstimateRecord, RunRecord
 from effcli.measure.search_record import SearchRecord
 from effcli.memory.plan import MemoryPlan
 from effcli.units import format_bytes
@@ -55,6 +55,15 @@ def _advice(record: SearchRecord, need: int) -> str:
         return ", or ".join(f"with {way.flags} {format_bytes(way.device_total_bytes)} suffice" for way in enough)
     tried = "".join(f", with {way.flags} {format_bytes(way.device_total_bytes)}" for way in record.ways_out)
     return f"a card with {format_bytes(need)} is needed{tried}; or a shorter --max-length"
+
+
+def peak_sentences(record: RunRecord) -> tuple[str, ...]:
+    """Return what is said about the peak before training; nothing where it could not be predicted."""
+    plan, batch = record.optimizer.plan, record.batch
+    if plan is None or plan.peak_allocated_bytes is None:
+        return ()
+    warning = fit_warning(plan, batch_size=batch.micro, accum=batch.accum)
+    return (expected_peak(plan), *((warning,) if warning else ()))
 
 
 def expected_peak(plan: MemoryPlan) -> str:

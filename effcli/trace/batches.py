@@ -1,4 +1,4 @@
-"""Full batches as fake tensors: every row has as many tokens, pixels or samples as was asked for."""
+"""Batches as fake tensors, of as many tokens, pixels or samples as was asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CHOICES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """Rows, and tokens of each row. Images and spectrograms have the size that the model's configuration says."""
+    """Rows, and tokens of each.
+
+    Images and spectrograms have the size that the model's configuration says.
+    """
 
     batch_size: int
     max_length: int
@@ -43,11 +46,13 @@ def fake_batch(config: Any, task: str, shape: BatchShape) -> Batch:
         return {"input_features": features, LABELS: labels}
     if task == "multiple-choice":
         return {"input_ids": torch.empty(rows, CHOICES, length, dtype=torch.int64), LABELS: _classes(rows)}
-    batch = {"input_ids": _ids(rows, length)}
+    batch = {"input_ids": _ids(rows, length), "attention_mask": _ids(rows, length)}
     if config.model_type == "gemma3":  # refuses to train without them, images or not
         batch["token_type_ids"] = _ids(rows, length)
     if task == "question-answering":
         return {**batch, "start_positions": _classes(rows), "end_positions": _classes(rows)}
+    if task == "regression":
+        return {**batch, LABELS: torch.empty(rows)}
     return {**batch, LABELS: _classes(rows) if task == "classification" else _ids(rows, length)}
 
 

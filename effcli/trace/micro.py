@@ -36,14 +36,16 @@ def trace_micro(
     keep_outputs: bool = False,
     layers: Mapping[str, torch.nn.ModuleList] | None = None,
     backward: bool = True,
+    padded: bool = False,
 ) -> MicroTape:
     """Return what forward and backward of one micro-batch allocate.
 
     Model and batch are fake (`effcli.trace.fake`), and no parameter has a gradient. Under `precision` `bf16` and `fp16`
     the forward runs in autocast, the loss does not. `keep_outputs` keeps the forward's results as a loop does that
     binds them to a name; `layers` are the lists whose elements are marked. Without `backward` the forward alone runs.
+    `padded` says whether the batch's mask has padding in it, so that models keep it.
     """
-    recorder = Recorder(kernels)
+    recorder = Recorder(kernels, padded=padded)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.known(tensor)
     gradients: dict[str, int] = {}

@@ -24,11 +24,12 @@ class Recorder(TorchDispatchMode):
     """Writes a tape of the operators called while it is entered; enter it inside the fake mode, so that it comes first.
 
     Categories are those known at the time: `forward` or `backward` says which; `finished` of `effcli.trace.micro`
-    corrects them. `source` names the module that runs.
+    corrects them. `source` names the module that runs. `padded` says whether masks have padding in them.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, *, padded: bool = False) -> None:
         super().__init__()
+        self._padded = padded
         self.events: list[Event] = []
         self.source = ""
         self.in_backward = False
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         self._sum = None
         if func is torch.ops.aten._local_scalar_dense.default:
-            return scalar_answer(args[0])
+            return scalar_answer(args[0], padded=self._padded)
         result = func(*args, **kwargs)
         note_truth(func, result)
         made = [self._made(tensor, func, args) for tensor in _tensors(result)]

@@ -10,14 +10,14 @@ import torch
 _MADE_BY: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def scalar_answer(tensor: torch.Tensor) -> bool | int | float:
-    """Return the number that a full batch in an ordinary update would give.
+def scalar_answer(tensor: torch.Tensor, *, padded: bool) -> bool | int | float:
+    """Return the number that a batch in an ordinary update would give.
 
-    Truth values are those of a batch without padding: `all` holds, `any` and comparisons such as the one that draws
-    dropped layers do not. Other numbers are 1, so that norms and step counts can be divided by.
+    Of a mask without padding `all` holds; `any` and comparisons, such as the one that draws dropped layers, do not.
+    Other numbers are 1, so that norms and step counts can be divided by.
     """
     if tensor.dtype is torch.bool:
-        return _MADE_BY.get(tensor.untyped_storage()) == "all"
+        return not padded and _MADE_BY.get(tensor.untyped_storage()) == "all"
     return 1.0 if tensor.is_floating_point() else 1
 
 

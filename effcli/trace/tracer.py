@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from effcli.memory.extend import NotPeriodicError, Repetition, extended
+from effcli.errors import TraceError, first_line
+from effcli.memory.extend import Repetition, extended
 from effcli.memory.tape import MicroTape
 from effcli.models.build import parameter_infos
 from effcli.trace.fake import fake_tensors, make_fake
@@ -41,8 +42,13 @@ class Tracer:
         precision: str = "fp32",
         keep_outputs: bool = False,
         backward: bool = True,
+        padded: bool = False,
     ) -> MicroTape:
-        """Return the tape of one micro-batch; `batch` makes it, the rest as in `effcli.trace.micro.trace_micro`."""
+        """Return the tape of one micro-batch; `batch` makes it, the rest as in `effcli.trace.micro.trace_micro`.
+
+        Raises:
+            TraceError: the model's code needs values, or fails on this batch.
+        """
         while True:
             try:
                 with self._mode():
@@ -56,13 +62,17 @@ class Tracer:
                         keep_outputs=keep_outputs,
                         layers=self._layers,
                         backward=backward,
+                        padded=padded,
                     )
                 for repetition in self._repetitions:
                     tape = extended(tape, repetition)
                 return tape
-            except (NotPeriodicError, IndexError, KeyError):
+            except Exception as error:  # whatever the model's code raises, perhaps because layers are missing
                 if not self._repetitions:
-                    raise
+                    raise TraceError(
+                        f"the peak cannot be predicted, since the model's code does not run without values: "
+                        f"{type(error).__name__}: {first_line(error)}"
+                    ) from error
                 self._take(self._build(), ())
 
     def _take(self, model: torch.nn.Module, shortened: tuple[Repetition, ...]) -> None:
