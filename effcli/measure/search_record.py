@@ -16,6 +16,8 @@ class Configuration(Fact):
     precision: str
     batch: BatchFacts
     gradient_checkpointing: bool
+    weights_bytes: int
+    gradients_bytes: int
     optimizer_state_bytes: int
     peak_allocated_bytes: int
     peak_phase: str

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from effcli.devices import weights_dtype
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec, build_estimate_spec
 from effcli.measure.record import BatchFacts
 from effcli.measure.search_record import Configuration, SearchRecord, Way
 from effcli.memory.cards import CONTEXT_BYTES
 from effcli.memory.plan import MemoryPlan
+from effcli.memory.state import predict_state
 from effcli.models.attention import FLASH, check_attention
 from effcli.models.flags import ALL_LINEAR
 from effcli.pipeline.chosen_recipe import check_out, write_chosen
@@ -100,7 +102,7 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
         few = len(found.fitting)
         there = "is 1 configuration that fits" if few == 1 else f"are {few} configurations that fit"
         raise UsageError(f"--choose {spec.output.choose}: there {there}")
-    write_chosen(record, found.fitting[spec.output.choose - 1], question.spec, out, number=spec.output.choose)
+    write_chosen(record, found.fitting[spec.output.choose - 1].candidate, question.spec, out, number=spec.output.choose)
     return record.model_copy(update={"chosen": spec.output.choose, "recipe": out})
 
 
@@ -133,19 +135,25 @@ def _question(spec: EstimateSpec, given: Room) -> _Question:
 
 
 def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Configuration:
-    candidate, plan = planned.candidate, planned.plan
-    name = question.described.entries[candidate.optimizer].name
+    candidate, plan, described = planned.candidate, planned.plan, question.described
+    entry, hyper = described.entries[candidate.optimizer], described.settled[candidate.optimizer]
+    dtype = weights_dtype(candidate.precision)
+    parameters = [replace(parameter, dtype=dtype) for parameter in described.parameters]
     micro, accum = candidate.batch_size, candidate.accum
     length = question.spec.data.max_length
-    flags = [f"--optim {shlex.quote(name)} --precision {candidate.precision} --batch-size {micro} --accum {accum}"]
+    flags = [
+        f"--optim {shlex.quote(entry.name)} --precision {candidate.precision} --batch-size {micro} --accum {accum}"
+    ]
     flags += [f"--max-length {length}"] if length else []
     flags += ["--gradient-checkpointing"] if candidate.recompute else []
     return Configuration(
-        optimizer=name,
+        optimizer=entry.name,
         precision=candidate.precision,
         batch=BatchFacts(micro=micro, accum=accum, world_size=1, effective=micro * accum),
         gradient_checkpointing=candidate.recompute,
-        optimizer_state_bytes=plan.phases["step"].optimizer_state_bytes,
+        weights_bytes=sum(parameter.num_bytes for parameter in parameters),
+        gradients_bytes=sum(parameter.num_bytes for parameter in parameters if parameter.trainable),
+        optimizer_state_bytes=predict_state(entry, parameters, hyper).state_bytes,
         peak_allocated_bytes=plan.peak_allocated_bytes or 0,
         peak_phase=plan.peak_phase or "",
         device_total_bytes=planned.need_bytes,

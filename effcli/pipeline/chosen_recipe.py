@@ -8,8 +8,8 @@ from typing import get_args
 
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
-from effcli.measure.search_record import SearchRecord
-from effcli.pipeline.searching import Candidate, Planned
+from effcli.measure.search_record import Configuration, SearchRecord
+from effcli.pipeline.searching import Candidate
 from effcli.recipes import write_recipe
 from effcli.spec import RunSpec, Task, build_spec
 from effcli.units import format_bytes, format_count
@@ -27,15 +27,14 @@ def check_out(path: Path, task: str, *, overwrite: bool) -> None:
         raise UsageError(f"--out {path} is there already; give another file, or --overwrite")
 
 
-def write_chosen(record: SearchRecord, planned: Planned, spec: EstimateSpec, out: str, *, number: int) -> None:
+def write_chosen(record: SearchRecord, candidate: Candidate, spec: EstimateSpec, out: str, *, number: int) -> None:
     """Write the recipe of row `number` of a search; `spec` is the estimate that it was planned by.
 
     Raises:
         WriteError: the file cannot be written.
     """
-    write_recipe(
-        _run_spec(planned.candidate, spec, record.model.task), Path(out), _header(record, planned, out, number)
-    )
+    run = _run_spec(candidate, spec, record.model.task)
+    write_recipe(run, Path(out), _header(record, record.configurations[number - 1], out))
 
 
 def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
@@ -55,13 +54,12 @@ def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
     )
 
 
-def _header(record: SearchRecord, planned: Planned, out: str, number: int) -> str:
+def _header(record: SearchRecord, chosen: Configuration, out: str) -> str:
     """Return the comment of a recipe; see `effcli.recipes` for its form."""
-    chosen, step = record.configurations[number - 1], planned.plan.phases["step"]
     amounts = {
-        "weights": step.weights_bytes,
-        "gradients": step.gradients_bytes,
-        "optimizer state": step.optimizer_state_bytes,
+        "weights": chosen.weights_bytes,
+        "gradients": chosen.gradients_bytes,
+        "optimizer state": chosen.optimizer_state_bytes,
     }
     amounts["total"] = sum(amounts.values())
     rows = f"{chosen.batch.micro} x {chosen.batch.accum} rows per update"
