@@ -119,7 +119,7 @@ def test_the_json_names_what_was_tried_what_is_assumed_and_each_configuration(pl
     assert record["gpu"]["name"] == "GeForce RTX 4090"
     assert record["allowed_bytes"] == int(record["gpu"]["usable_bytes"] * 0.9)
     assert record["tried"] == {"optimizers": ["adamw", "adamw8bit"], "precisions": ["bf16", "fp32"]}
-    assert any("recomputation" in sentence for sentence in record["assumed"])
+    assert any("recomputes" in sentence for sentence in record["assumed"])
     assert [(c["optimizer"], c["precision"]) for c in record["configurations"]] == [
         ("adamw", "bf16"), ("adamw8bit", "bf16"), ("adamw", "fp32"), ("adamw8bit", "fp32"),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from effcli.memory.plan import MemoryPlan
 
 ASSUMED = (
-    "no recomputation before recomputation",
+    "what recomputes nothing before what does",
     "larger micro-batches before smaller ones",
     "16-bit precision before fp32",
     "optimizers in the order given, those with 8-bit state last",

@@ -71,12 +71,12 @@ def _explanations(record: SearchRecord) -> Iterable[tuple[str, str]]:
     if record.configurations:
         yield "batch", "rows per micro-batch x micro-batches per update; smaller micro-batches fit as well"
         yield "device", "what must be free: tensors at the peak, the allocator's reserve (traced), CUDA (assumed)"
-        yield "assumed", f"faster: {'; '.join(record.assumed)}"
+        yield "assumed", f"about speed: {'; '.join(record.assumed)}"
         yield (
             "to type",
             f"effcli train {plain(record.model.name)} {record.configurations[(record.chosen or 1) - 1].flags}",
         )
     if record.recipe is not None:
-        yield "recipe", f"row {record.chosen} is in {record.recipe}: effcli train --recipe {record.recipe} --data ..."
+        yield "recipe", f"row {record.chosen}: effcli train --recipe {record.recipe} --data YOUR_DATA"
     elif record.configurations:
         yield "or", "--out recipe.yaml writes row 1 as a recipe, --choose 2 the second"
