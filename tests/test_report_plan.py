@@ -267,3 +267,12 @@ def test_a_run_shows_its_plan_before_it_starts_and_beside_what_was_measured(caps
     assert "The highest moment of each phase" in after
     assert "What a change would do to the peak" not in after
     assert max(map(len, (before + after).splitlines())) <= 80
+
+
+def test_parts_of_one_name_are_told_apart_by_what_they_are_held_for(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = [
+        {"name": "attention", "category": category, "num_bytes": num_bytes, "basis": "traced"}
+        for category, num_bytes in (("activations", 2 * MIB), ("temporaries", MIB))
+    ]
+    rows = section(shown(capsys, plans.plan(parts=twice)), "Live at the peak")
+    assert [row[0] for row in rows[1:]] == ["attention (activations)", "attention (temporaries)"]

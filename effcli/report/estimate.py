@@ -31,10 +31,11 @@ def render_estimate(record: EstimateRecord, console: Console, *, notes: bool) ->
     parts: list[RenderableType] = [
         fact_grid(_facts(record)),
         _optimizers(record),
+        fact_grid(_rule_of_thumb(record)),
         *_peaks(record, console.encoding),
         _parts("By layer", record.layers, record),
         _parts("Largest tensors", record.largest, record),
-        fact_grid(_explanations(record)),
+        fact_grid(_left_out(record)),
     ]
     planned = next((optimizer.plan.notes for optimizer in record.optimizers if optimizer.plan), ())
     if notes and (record.notes or planned):
@@ -122,8 +123,11 @@ def _parts(title: str, parts: tuple[PartAmount, ...], record: EstimateRecord) ->
     return table
 
 
-def _explanations(record: EstimateRecord) -> Iterable[tuple[str, str]]:
+def _rule_of_thumb(record: EstimateRecord) -> Iterable[tuple[str, str]]:
     if any(optimizer.rule_of_thumb_bytes is not None for optimizer in record.optimizers):
         yield "rule", "bytes per parameter as people quote them; the state beside it is by tensor and by law"
+
+
+def _left_out(record: EstimateRecord) -> Iterable[tuple[str, str]]:
     if (record.layers or record.largest) and len(record.optimizers) > _MOST_STATES:
         yield "parts", f"the first {_MOST_STATES} optimizers; --json has all"

@@ -156,10 +156,12 @@ def _parts_table(title: str, parts: Sequence[PeakPart], plan: MemoryPlan) -> Tab
     ordered = sorted(parts, key=lambda part: -part.num_bytes)
     shown = [part for at, part in enumerate(ordered) if at < _FEWEST_PARTS or part.num_bytes >= peak * _SMALLEST_SHARE]
     largest = ordered[0].num_bytes if ordered else 0
+    names = [part.name for part in parts]
     for part in shown:
+        name = part.name if names.count(part.name) == 1 else f"{part.name} ({_COLUMNS[Category(part.category)]})"
         bar = stacked_bar((part.num_bytes,), largest, _BAR)
         share = _percent(part.num_bytes, peak)
-        table.add_row(plain(part.name), format_bytes(part.num_bytes), share, plain(part.basis), bar)
+        table.add_row(plain(name), format_bytes(part.num_bytes), share, plain(part.basis), bar)
     if rest := ordered[len(shown) :]:
         num_bytes = sum(part.num_bytes for part in rest)
         table.add_row(f"{len(rest)} smaller: --json", format_bytes(num_bytes), _percent(num_bytes, peak))
