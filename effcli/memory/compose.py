@@ -84,11 +84,11 @@ class _Joined:
             elif isinstance(event, Free):
                 yield Free(numbers.pop(event.block))
             elif event.name == GRADIENT:
-                name = names[event.index]
+                name = names[event.number]
                 if not adds:
-                    self._gradients[name] = numbers.pop(event.index)
-                elif event.index in numbers:
-                    yield Free(numbers.pop(event.index))
+                    self._gradients[name] = numbers.pop(event.number)
+                elif event.number in numbers:
+                    yield Free(numbers.pop(event.number))
             elif event.name == OUTPUTS:
                 yield from map(Free, self._held)
                 self._held = []

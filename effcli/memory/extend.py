@@ -8,8 +8,9 @@ the very events that tracing every layer gives. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from effcli.memory.tape import END, GRADIENT, Alloc, Event, Free, Mark, MicroTape
@@ -117,10 +118,10 @@ class _Extension:
             elif isinstance(event, Free):
                 self._events += map(Free, self._meant(event.block, part.unit, position))
             elif event.name == GRADIENT:
-                (block,) = self._meant(event.index, part.unit, position)
+                (block,) = self._meant(event.number, part.unit, position)
                 self._events.append(Mark(GRADIENT, block))
-                self._gradients[self._renamed(self._names[event.index], position)] = block
-                if event.index in self._tape.copied:
+                self._gradients[self._renamed(self._names[event.number], position)] = block
+                if event.number in self._tape.copied:
                     self._copied.add(block)
             else:
                 self._events.append(event)
@@ -185,11 +186,15 @@ class _Extension:
                     raise NotPeriodicError
 
     def _looks(self, unit: int, section: str, *, unlike: int) -> list[list[tuple[object, ...]]]:
-        """Return what happens in each part of a unit in a pass; of the neighbour `unlike` only that it is touched."""
+        """Return what happens in each part of a unit in a pass; of the neighbour `unlike` only that it is touched.
+
+        The order of what is freed at once makes no difference.
+        """
         parts = [part.events for part in self._parts if part.unit == unit and part.section == section]
-        return [
+        looks = [
             [self._look(event, unit, unlike) for event in events if not isinstance(event, Mark)] for events in parts
         ]
+        return [list(_frees_in_order(part)) for part in looks]
 
     def _look(self, event: Alloc | Free, unit: int, unlike: int) -> tuple[object, ...]:
         if isinstance(event, Alloc):
@@ -199,6 +204,12 @@ class _Extension:
             return ("free", event.block)
         offset = address.unit - unit
         return ("free", offset) if offset == unlike != 0 else ("free", offset, address.section, address.ordinal)
+
+
+def _frees_in_order(looks: Iterable[tuple[object, ...]]) -> Iterator[tuple[object, ...]]:
+    """Yield looks as they come, those of frees in a row in one order."""
+    for kind, run in groupby(looks, key=lambda look: look[0]):
+        yield from sorted(run, key=repr) if kind == "free" else run
 
 
 def _parts(events: Iterable[Event], repetition: Repetition) -> list[_Part]:
@@ -212,7 +223,7 @@ def _parts(events: Iterable[Event], repetition: Repetition) -> list[_Part]:
             if event.name == Phase.BACKWARD:
                 section = Phase.BACKWARD
             elif event.name == repetition.name:
-                unit = min(event.index // repetition.period, UNITS - 1)
+                unit = min(event.number // repetition.period, UNITS - 1)
             elif event == Mark(END + repetition.name, 0 if section == Phase.BACKWARD else last):
                 unit = None
         if (unit, section) != (parts[-1].unit, parts[-1].section):

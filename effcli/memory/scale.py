@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import zip_longest
 
-from effcli.memory.tape import Alloc, MicroTape
+from effcli.memory.tape import Alloc, Event, MicroTape
 
 
 class NotAffineError(Exception):
@@ -22,7 +22,7 @@ def scaled(smaller: MicroTape, larger: MicroTape, *, sizes: tuple[int, int], to:
         NotAffineError: they don't.
     """
     first, second = sizes
-    events = []
+    events: list[Event] = []
     for one, other in zip_longest(smaller.events, larger.events):
         if isinstance(one, Alloc) and isinstance(other, Alloc) and one[2:] == other[2:] and one.block == other.block:
             per_row, rest = divmod(other.num_bytes - one.num_bytes, second - first)

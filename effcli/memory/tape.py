@@ -34,10 +34,10 @@ class Free(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place on the tape: a phase begins (`name` is a `Phase`), or a layer (`name` is its list, `index` its place)."""
+    """A place on the tape: a phase begins (`name` is a `Phase`), or a layer (`name` is its list, `number` its place)."""
 
     name: str
-    index: int = 0
+    number: int = 0
 
 
 Event = Alloc | Free | Mark

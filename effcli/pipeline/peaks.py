@@ -34,7 +34,7 @@ def plans(
         max_grad_norm=loop.max_grad_norm,
     )
     limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
-    found = []
+    found: list[MemoryPlan] = []
     for entry, hyper, optim in zip(entries, settled, spec.optim, strict=True):
         choice = Choice.of(entry, hyper, optim)
         plan = plan_memory(predictor, settings, choice, limits)

@@ -13,28 +13,35 @@ _PLACES = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "id
 """Attributes that only say where in the list a layer is."""
 
 
-def repetitions(model: torch.nn.Module) -> tuple[Repetition, ...]:
-    """Return the lists of layers that are long enough to be shortened, the outer ones where lists are nested."""
-    types = getattr(getattr(model, "config", None), "layer_types", None)
-    found: list[Repetition] = []
+def layer_lists(model: torch.nn.Module) -> dict[str, torch.nn.ModuleList]:
+    """Return the lists of layers by name, the outer ones where lists are nested."""
+    found: dict[str, torch.nn.ModuleList] = {}
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer.name}.") for outer in found):
-            kinds = types if types is not None and len(types) == len(module) else [None] * len(module)
-            looks = [(_look(layer), kind) for layer, kind in zip(module, kinds, strict=True)]
-            period = _period(looks)
-            repetition = period and Repetition(name=name, length=len(looks), period=period)
-            if repetition and repetition.copies:
-                found.append(repetition)
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return found
+
+
+def repetitions(model: torch.nn.Module) -> tuple[Repetition, ...]:
+    """Return the lists of layers that are long enough to be shortened."""
+    types = getattr(getattr(model, "config", None), "layer_types", None)
+    found = []
+    for name, layers in layer_lists(model).items():
+        kinds = types if types is not None and len(types) == len(layers) else [None] * len(layers)
+        looks = [(_look(layer), kind) for layer, kind in zip(layers, kinds, strict=True)]
+        period = _period(looks)
+        repetition = period and Repetition(name=name, length=len(looks), period=period)
+        if repetition and repetition.copies:
+            found.append(repetition)
     return tuple(found)
 
 
-def shorten(model: torch.nn.Module, repetition: Repetition) -> torch.nn.ModuleList:
-    """Keep of a list only the layers that are traced, numbered anew, and return it."""
+def shorten(model: torch.nn.Module, repetition: Repetition) -> None:
+    """Keep of a list only the layers that are traced, numbered anew."""
     layers = model.get_submodule(repetition.name)
     kept = [layers[place] for place in repetition.kept]
     layers._modules.clear()
     layers.extend(kept)
-    return layers
 
 
 def _period(looks: Sequence[Hashable]) -> int | None:

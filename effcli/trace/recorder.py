@@ -55,10 +55,10 @@ class Recorder(TorchDispatchMode):
         block = self._blocks[id(tensor.untyped_storage())][1]
         return self._merged.get(block, block)
 
-    def mark(self, name: str, index: int = 0) -> None:
+    def mark(self, name: str, number: int = 0) -> None:
         """Note a place on the tape."""
         self._sum = None
-        self.events.append(Mark(name, index))
+        self.events.append(Mark(name, number))
 
     def workspace(self, num_bytes: int, kind: str) -> int:
         """Note bytes that a kernel takes; return their block, which the caller frees or leaves."""

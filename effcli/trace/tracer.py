@@ -12,7 +12,7 @@ from effcli.memory.tape import MicroTape
 from effcli.models.build import parameter_infos
 from effcli.trace.fake import fake_tensors, make_fake
 from effcli.trace.kernels import Kernels
-from effcli.trace.layers import buffer_bytes, repetitions, shorten
+from effcli.trace.layers import buffer_bytes, layer_lists, repetitions, shorten
 from effcli.trace.micro import Batch, Forward, Loss, trace_micro
 
 
@@ -75,9 +75,16 @@ class Tracer:
                     ) from error
                 self._take(self._build(), ())
 
+    @property
+    def is_shortened(self) -> bool:
+        """Return whether layers are left out while tracing."""
+        return bool(self._repetitions)
+
     def _take(self, model: torch.nn.Module, shortened: tuple[Repetition, ...]) -> None:
         self._repetitions = shortened
-        self._layers = {repetition.name: shorten(model, repetition) for repetition in shortened}
+        for repetition in shortened:
+            shorten(model, repetition)
+        self._layers = layer_lists(model)
         with self._mode():
             make_fake(model)
         model.train()
