@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return scalar_answer(args[0], padded=self._padded)
         result = func(*args, **kwargs)
-        note_truth(func, result)
+        note_truth(func, args, result)
         made = [self._made(tensor, func, args) for tensor in _tensors(result)]
         sizes = self._kernels.workspace_bytes(func, args, kwargs, result)
         self.events += map(Free, [self.workspace(num_bytes, "kernel workspaces") for num_bytes in sizes])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 _MADE_BY: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_SUM_OF: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def scalar_answer(tensor: torch.Tensor, *, padded: bool) -> bool | int | float:
@@ -21,7 +23,13 @@ def scalar_answer(tensor: torch.Tensor, *, padded: bool) -> bool | int | float:
     return 1.0 if tensor.is_floating_point() else 1
 
 
-def note_truth(operator: Any, result: Any) -> None:
-    """Remember which operator made a truth value."""
-    if isinstance(result, torch.Tensor) and result.dtype is torch.bool and result.ndim == 0:
-        _MADE_BY[result.untyped_storage()] = operator._opname
+def note_truth(operator: Any, args: Sequence[Any], result: Any) -> None:
+    """Remember which operator made a truth value. A sum of truths that is compared with their number says `all`."""
+    if not isinstance(result, torch.Tensor) or result.ndim:
+        return
+    name = operator._opname
+    if name == "sum" and args[0].dtype is torch.bool:
+        _SUM_OF[result.untyped_storage()] = args[0].numel()
+    elif result.dtype is torch.bool:
+        compared = name == "eq" and _SUM_OF.get(args[0].untyped_storage()) == args[1]
+        _MADE_BY[result.untyped_storage()] = "all" if compared else name
