@@ -115,6 +115,20 @@ def plan(**changes: Any) -> MemoryPlan:
     return MemoryPlan.model_validate({**values, **changes})
 
 
+def scaled(factor: int) -> dict[str, Any]:
+    """Return changes that make every amount of the plan larger."""
+
+    def grown(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: grown(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [grown(inner) for inner in value]
+        return value * factor if isinstance(value, int) and value > 1000 else value
+
+    dumped: dict[str, Any] = grown(plan().model_dump())
+    return dumped
+
+
 def estimate(*plans: MemoryPlan, **changes: Any) -> EstimateRecord:
     """Return an estimate of distilbert-base-cased, one optimizer for each plan."""
     names = ("adamw", "adam8bit", "adafactor")

@@ -64,6 +64,7 @@ VARIANTS = {
             ],
         ),
     ),
+    "huge": (plans.plan(**plans.scaled(400)),),
     "bare": (plans.plan(parts=(), modules=(), changes=(), timeline=(), notes=()),),
 }  # fmt: skip
 

@@ -138,11 +138,8 @@ def change_table(changes: Sequence[Change], plan: MemoryPlan) -> Table:
     for change in sorted(changes, key=lambda change: change.peak_allocated_bytes):
         grows = -change.saved_bytes
         sign = "+" if grows > 0 else ""
-        cells = (
-            (f"{sign}{format_bytes(grows)}", f"{sign}{_percent(grows, plan.peak_allocated_bytes)}")
-            if grows
-            else ("the same", "")
-        )
+        share = _percent(grows, plan.peak_allocated_bytes)
+        cells = (f"{sign}{format_bytes(grows)}", f"{sign}{share}") if grows else ("the same", "")
         table.add_row(f"{plain(change.name)}: {plain(change.flags)}", *cells, plain(change.peak_phase))
     return table
 
@@ -211,4 +208,4 @@ def _with_basis(plan: MemoryPlan, key: str, num_bytes: int, usual: Basis) -> str
 
 
 def _percent(part: int, whole: int | None) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else ""
+    return f"{round(100 * part / whole, 1) + 0.0:.1f} %" if whole else ""  # + 0.0 makes no difference but to -0.0

@@ -24,7 +24,7 @@ def plain(text: str) -> str:
 
 def common_unit(largest: int) -> tuple[int, str]:
     """Return the unit, in bytes and by name, that suits all amounts of a table whose largest is given."""
-    return (GIB, "GiB") if largest >= 100 * GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
+    return (GIB, "GiB") if largest >= 10 * GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
 
 
 def in_unit(num_bytes: int, unit: int) -> str:
