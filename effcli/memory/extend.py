@@ -179,37 +179,35 @@ class _Extension:
         units 0 and 4, which need not be like them.
         """
         for section in (Phase.FORWARD, Phase.BACKWARD):
-            if len(self._looks(_TEMPLATE, section, unlike=0)) != 1:
+            if len(self._looks(_TEMPLATE, section, unlike=-1)) != 1:
                 raise NotPeriodicError
             for unit, unlike in ((_TEMPLATE - 1, -1), (_TEMPLATE + 1, 1)):
                 if self._looks(unit, section, unlike=unlike) != self._looks(_TEMPLATE, section, unlike=unlike):
                     raise NotPeriodicError
 
     def _looks(self, unit: int, section: str, *, unlike: int) -> list[list[tuple[object, ...]]]:
-        """Return what happens in each part of a unit in a pass; of the neighbour `unlike` only that it is touched.
+        """Return what happens in each part of a unit in a pass, apart from what is freed of the neighbour `unlike`.
 
         The order of what is freed at once makes no difference.
         """
         parts = [part.events for part in self._parts if part.unit == unit and part.section == section]
-        looks = [
-            [self._look(event, unit, unlike) for event in events if not isinstance(event, Mark)] for events in parts
-        ]
-        return [list(_frees_in_order(part)) for part in looks]
+        looks = [[self._look(event, unit) for event in events if not isinstance(event, Mark)] for events in parts]
+        return [list(_frees_in_order(look for look in part if look[:2] != ("free", unlike))) for part in looks]
 
-    def _look(self, event: Alloc | Free, unit: int, unlike: int) -> tuple[object, ...]:
+    def _look(self, event: Alloc | Free, unit: int) -> tuple[object, ...]:
         if isinstance(event, Alloc):
             return ("alloc", event.num_bytes, event.category, event.kind)
         address = self._addresses.get(event.block)
         if address is None:
-            return ("free", event.block)
-        offset = address.unit - unit
-        return ("free", offset) if offset == unlike != 0 else ("free", offset, address.section, address.ordinal)
+            return ("free", None, event.block)
+        return ("free", address.unit - unit, address.section, address.ordinal)
 
 
 def _frees_in_order(looks: Iterable[tuple[object, ...]]) -> Iterator[tuple[object, ...]]:
     """Yield looks as they come, those of frees in a row in one order."""
     for kind, run in groupby(looks, key=lambda look: look[0]):
-        yield from sorted(run, key=repr) if kind == "free" else run
+        ran = list(run)
+        yield from sorted(ran, key=repr) if kind == "free" else ran
 
 
 def _parts(events: Iterable[Event], repetition: Repetition) -> list[_Part]:
