@@ -11,7 +11,7 @@ import torch
 
 from effcli.memory.tape import GRADIENT, OUTPUTS, Alloc, Event, Free, Mark, MicroTape
 from effcli.trace.kernels import Kernels
-from effcli.trace.kinds import BATCH, COPIED, GRADIENTS, LIBRARY, LOGITS
+from effcli.trace.kinds import BATCH, COPIED, GRADIENTS, LAYERS, LIBRARY, LOGITS, PASSING, landmarks
 from effcli.trace.marks import watched
 from effcli.trace.recorder import Recorder
 from effcli.units import Category, Phase
@@ -45,7 +45,7 @@ def trace_micro(
     binds them to a name; `layers` are the lists whose elements are marked. Without `backward` the forward alone runs.
     `padded` says whether the batch's mask has padding in it, so that models keep it.
     """
-    recorder = Recorder(kernels, padded=padded)
+    recorder = Recorder(kernels, padded=padded, known=landmarks(model))
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.known(tensor)
     gradients: dict[str, int] = {}
@@ -142,7 +142,8 @@ def _categorised(events: list[Event], gradients: frozenset[int]) -> tuple[Event,
             if event.block in gradients:
                 event = event._replace(category=Category.GRADIENTS, kind=GRADIENTS)
             elif place < middle and event.block in passing:
-                event = event._replace(category=Category.TEMPORARIES)
+                kind = PASSING if event.kind == LAYERS else event.kind
+                event = event._replace(category=Category.TEMPORARIES, kind=kind)
         found.append(event)
     return tuple(found)
 

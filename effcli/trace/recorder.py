@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from effcli.memory.tape import Alloc, Event, Free, Mark
 from effcli.trace.kernels import Kernels
-from effcli.trace.kinds import kind_of, relabelled
+from effcli.trace.kinds import Landmarks, kind_of, relabelled
 from effcli.trace.scalars import note_truth, scalar_answer
 from effcli.units import Category
 
@@ -27,8 +27,9 @@ class Recorder(TorchDispatchMode):
     corrects them. `source` names the module that runs. `padded` says whether masks have padding in them.
     """
 
-    def __init__(self, kernels: Kernels, *, padded: bool = False) -> None:
+    def __init__(self, kernels: Kernels, *, padded: bool = False, known: Landmarks | None = None) -> None:
         super().__init__()
+        self._landmarks = known or Landmarks()
         self._padded = padded
         self.events: list[Event] = []
         self.source = ""
@@ -71,6 +72,10 @@ class Recorder(TorchDispatchMode):
         """Return that the compiler need not be kept away: there is none, and keeping it away takes time."""
         return False
 
+    def answer(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the operator gives."""
+        return func(*args, **kwargs)
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -83,7 +88,7 @@ class Recorder(TorchDispatchMode):
         self._sum = None
         if func is torch.ops.aten._local_scalar_dense.default:
             return scalar_answer(args[0], padded=self._padded)
-        result = func(*args, **kwargs)
+        result = self.answer(func, args, kwargs)
         note_truth(func, args, result)
         made = [self._made(tensor, func, args) for tensor in _tensors(result)]
         sizes = self._kernels.workspace_bytes(func, args, kwargs, result)
@@ -100,7 +105,7 @@ class Recorder(TorchDispatchMode):
         num_bytes = storage.nbytes()
         block = self._noted(storage)
         category = Category.TEMPORARIES if self.in_backward and not torch.is_grad_enabled() else Category.ACTIVATIONS
-        kind = kind_of(func, args, tensor, in_backward=self.in_backward, source=self.source)
+        kind = kind_of(func, args, tensor, in_backward=self.in_backward, source=self.source, known=self._landmarks)
         self.events.append(Alloc(block, num_bytes, category, self.source, kind))
         return block
 
