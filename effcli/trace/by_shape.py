@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Effect(Enum):
@@ -24,22 +23,18 @@ class _Effect(Enum):
     OTHER = auto()
 
 
-class ByShape(TorchDispatchMode):
-    """Runs an operator on meta tensors once for each combination of shapes; enter it before the recorder.
+class ByShape:
+    """Runs an operator on meta tensors once for each combination of shapes.
 
     One that only writes to its arguments is not run at all. Views, and whatever works on tensors that have values, run
     as they are.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._made: dict[Any, Any] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def answer(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what the operator would."""
-        kwargs = kwargs or {}
         effect = _effect(func)
         if effect is _Effect.OTHER or not args or not _is_meta(args[0]):
             return func(*args, **kwargs)

@@ -138,7 +138,7 @@ def _foreach_norm(capability: Capability, args: Sequence[Any]) -> list[int]:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _copy(tensor: torch.Tensor) -> list[int]:

@@ -52,7 +52,7 @@ def blockwise_layout(
 
 def is_quantised(param: ParamInfo, hyper: Hyper) -> bool:
     """Return whether the parameter's state is in 8 bit."""
-    return hyper["optim_bits"] == 8 and param.num_elements >= hyper["min_8bit_size"]
+    return bool(hyper["optim_bits"] == 8 and param.num_elements >= hyper["min_8bit_size"])
 
 
 def blockwise_formula(states: tuple[int, ...], *, has_norm: bool) -> str:
