@@ -31,11 +31,11 @@ def _matrices(capability: Capability, args: Sequence[Any]) -> list[int]:
 def _has_leading_dimension(operand: torch.Tensor) -> bool:
     rows, columns = operand.shape[-2:]
     row_stride, column_stride = operand.stride()[-2:]
-    plain = (row_stride == 1 and column_stride >= max(1, rows)) or (
-        column_stride == 1 and row_stride >= max(1, columns)
-    )
-    # A batch of matrices that is contiguous passes too, and single matrices of one row or column are dense.
-    return plain or (operand.is_contiguous() and row_stride != 0 and column_stride != 0)
+    by_column = row_stride == 1 and column_stride >= max(1, rows)
+    by_row = column_stride == 1 and row_stride >= max(1, columns)
+    # What is contiguous passes too, such as a matrix of one column.
+    dense = operand.is_contiguous() and row_stride != 0 and column_stride != 0
+    return bool(by_column or by_row or dense)
 
 
 def _softmax_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
