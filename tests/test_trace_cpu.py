@@ -1,0 +1,158 @@
+"""What CPU kernels are said to take, beside what the allocator hands out while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from effcli.trace.cpu import CpuKernels
+from tests.profiled import profiled_peak
+
+ATEN = torch.ops.aten
+SHAPE = (8, 64, 128)
+
+
+def plain(dtype: torch.dtype) -> torch.Tensor:
+    return torch.rand(SHAPE, dtype=dtype)
+
+
+def turned(dtype: torch.dtype) -> torch.Tensor:
+    return torch.rand(8, 128, 64, dtype=dtype).transpose(1, 2)
+
+
+def heads(dtype: torch.dtype, tokens: int) -> torch.Tensor:
+    return torch.rand(2, tokens, 4, 32, dtype=dtype).transpose(1, 2)
+
+
+def normed(dtype: torch.dtype) -> tuple[Any, ...]:
+    values, weight = plain(dtype), torch.rand(128, dtype=dtype)
+    _, mean, spread = ATEN.native_layer_norm(values, [128], weight, weight, 1e-5)
+    return turned(dtype), values, [128], mean, spread, weight, weight, [True, True, True]
+
+
+def attended(dtype: torch.dtype, tokens: int) -> tuple[Any, ...]:
+    query, key = heads(dtype, tokens), heads(dtype, 600)
+    output, sums = ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, key)
+    return torch.rand_like(output), query, key, key, output, sums, 0.0, False
+
+
+CALLS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
+    "a sum of two precisions": lambda dtype: (ATEN.add.Tensor, plain(dtype), plain(torch.float64)),
+    "a product in place with a wider factor": lambda dtype: (ATEN.mul_.Tensor, plain(dtype), plain(torch.float64)),
+    "a comparison of two precisions": lambda dtype: (ATEN.lt.Tensor, plain(dtype), plain(torch.float64)),
+    "a comparison with a number": lambda dtype: (ATEN.lt.Scalar, plain(dtype), 0.5),
+    "a mask as a factor": lambda dtype: (ATEN.mul.Tensor, plain(dtype) > 0.5, plain(dtype)),
+    "a choice between precisions": lambda dtype: (
+        ATEN.where.self,
+        plain(dtype) > 0.5,
+        plain(dtype),
+        plain(torch.float64),
+    ),
+    "three factors": lambda dtype: (ATEN.addcmul.default, plain(dtype), plain(torch.float64), plain(dtype)),
+    "softmax of masked scores": lambda dtype: (ATEN._safe_softmax.default, plain(torch.float32), -1),
+    "softmax of turned scores": lambda dtype: (ATEN._softmax.default, turned(dtype), -1, False),
+    "the gradient of a softmax": lambda dtype: (
+        ATEN._softmax_backward_data.default,
+        turned(dtype),
+        plain(dtype),
+        -1,
+        dtype,
+    ),
+    "the gradient of a log-softmax": lambda dtype: (
+        ATEN._log_softmax_backward_data.default,
+        plain(dtype),
+        plain(dtype),
+        -1,
+        dtype,
+    ),
+    "a layer norm": lambda dtype: (ATEN.native_layer_norm.default, turned(dtype), [128], None, None, 1e-5),
+    "the gradient of a layer norm": lambda dtype: (ATEN.native_layer_norm_backward.default, *normed(dtype)),
+    "an embedding of turned ids": lambda dtype: (
+        ATEN.embedding.default,
+        torch.rand(10, 128, dtype=dtype),
+        torch.ones(64, 8, dtype=torch.int64).t(),
+    ),
+    "the gradient of an embedding": lambda dtype: (
+        ATEN.embedding_dense_backward.default,
+        turned(dtype),
+        torch.ones(8, 64, dtype=torch.int64),
+        1000,
+        -1,
+        False,
+    ),
+    "attention of few tokens": lambda dtype: (
+        ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        heads(dtype, 20),
+        heads(dtype, 20),
+        heads(dtype, 20),
+    ),
+    "attention of many tokens": lambda dtype: (
+        ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        heads(dtype, 800),
+        heads(dtype, 800),
+        heads(dtype, 800),
+    ),
+    "attention to others": lambda dtype: (
+        ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        heads(dtype, 200),
+        heads(dtype, 600),
+        heads(dtype, 600),
+    ),
+    "a count of marks": lambda dtype: (ATEN.sum.default, plain(dtype) > 0.5),
+    "a product of matrices": lambda dtype: (ATEN.mm.default, plain(dtype)[0], turned(dtype)[1].t()),
+    "a product with one number all over": lambda dtype: (
+        ATEN.mm.default,
+        torch.ones((), dtype=dtype).expand(64, 128),
+        turned(dtype)[0].t(),
+    ),
+    "a product of every other column": lambda dtype: (
+        ATEN.addmm.default,
+        torch.rand(64, dtype=dtype),
+        plain(dtype)[0, :, ::2],
+        plain(dtype)[0, :, :64],
+    ),
+    "gelu": lambda dtype: (ATEN.gelu.default, turned(dtype)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_kernel_takes_what_is_said_beside_its_results(name: str, dtype: torch.dtype) -> None:
+    operator, *args = CALLS[name](dtype)
+    kept: list[Any] = []
+
+    taken = profiled_peak(lambda: kept.append(operator(*args)))
+
+    results = [result for result in (kept[0] if isinstance(kept[0], tuple) else kept) if result is not args[0]]
+    said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
+    assert sum(said) + sum(result.untyped_storage().nbytes() for result in results) == pytest.approx(taken, abs=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("tokens", [20, 200, 800])
+def test_the_gradient_of_attention_takes_blocks_of_scores_for_each_thread(tokens: int, dtype: torch.dtype) -> None:
+    args = attended(dtype, tokens)
+    operator = ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
+    kept: list[Any] = []
+
+    taken = profiled_peak(lambda: kept.append(operator(*args)))
+
+    said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
+    row_sums = 4 * 256 * torch.get_num_threads()  # not said: too little
+    assert sum(said) + sum(result.nbytes for result in kept[0]) == pytest.approx(taken, abs=row_sums)
+
+
+def test_more_threads_take_more_for_attention() -> None:
+    operator = ATEN._scaled_dot_product_flash_attention_for_cpu.default
+    args = [heads(torch.float32, 20)] * 3
+
+    one, eight = (sum(CpuKernels(num_threads=count).workspace_bytes(operator, args, {}, None)) for count in (1, 8))
+
+    assert eight == 8 * one
+
+
+def test_libraries_keep_nothing_of_the_cpu_allocator() -> None:
+    assert CpuKernels().lasting_bytes() == {}
