@@ -1,4 +1,4 @@
-"""Operators on meta tensors, answered by shape alone: all that an optimizer's step needs of its arithmetic.
+"""Operators on tensors without values, answered by shape alone: all that counting storages needs of their arithmetic.
 
 A step calls the same few operators on the same few shapes thousands of times, and on the meta device many of them are
 Python code that takes a millisecond (torch/_refs, 2.13).
@@ -12,6 +12,9 @@ from functools import cache
 from typing import Any
 
 import torch
+
+Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Sizes, strides and dtype of a tensor."""
 
 
 class _Effect(Enum):
@@ -36,13 +39,26 @@ class ByShape:
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what the operator would."""
         effect = _effect(func)
-        if effect is _Effect.OTHER or not args or not _is_meta(args[0]):
+        if effect is _Effect.OTHER or not args or not self.takes(_first(args)):
             return func(*args, **kwargs)
         if effect is _Effect.WRITES:
             return args[0] if func._schema.returns else None
         if effect is _Effect.MAKES_EACH:
             return [self._element(func, args, kwargs, place) for place in range(len(args[0]))]
         return self._remembered(func, args, kwargs)
+
+    def takes(self, argument: Any) -> bool:
+        """Return whether an operator with this first argument is answered by shape."""
+        return isinstance(argument, torch.Tensor) and argument.is_meta
+
+    def made(self, shape: Shape, argument: Any) -> torch.Tensor:
+        """Return a new tensor of a shape, stride and dtype, of the kind that the argument is of."""
+        return torch.empty_strided(shape[0], shape[1], dtype=shape[2], device="meta")
+
+    def _like(self, shapes: Any, argument: Any) -> Any:
+        if isinstance(shapes, list):
+            return [self._like(item, argument) for item in shapes]
+        return None if shapes is None else self.made(shapes, argument)
 
     def _element(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], place: int) -> torch.Tensor:
         """Return one element of what a foreach operator returns; it depends on what is at its place in the lists."""
@@ -54,7 +70,7 @@ class ByShape:
     def _remembered(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         key = (func, _key(args), tuple((name, _key(value)) for name, value in kwargs.items()))
         if key in self._made:
-            return _like(self._made[key])
+            return self._like(self._made[key], _first(args))
         result = func(*args, **kwargs)
         self._made[key] = _shapes(result)
         return result
@@ -75,9 +91,9 @@ def _effect(func: Any) -> _Effect:
     return _Effect.MAKES_EACH if schema.name.startswith("aten::_foreach_") else _Effect.MAKES
 
 
-def _is_meta(argument: Any) -> bool:
-    first = argument[0] if isinstance(argument, list) and argument else argument
-    return isinstance(first, torch.Tensor) and first.is_meta
+def _first(args: Sequence[Any]) -> Any:
+    """Return the first argument, or the first of a list."""
+    return args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
 
 
 def _key(value: Any) -> Any:
@@ -90,13 +106,8 @@ def _key(value: Any) -> Any:
 
 
 def _shapes(result: Any) -> Any:
+    if result is None:  # a gradient that nobody needs
+        return None
     if isinstance(result, torch.Tensor):
         return (result.shape, result.stride(), result.dtype)
     return [_shapes(item) for item in result]
-
-
-def _like(shapes: Any) -> Any:
-    if isinstance(shapes, list):
-        return [_like(item) for item in shapes]
-    shape, stride, dtype = shapes
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")

@@ -11,12 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from effcli.memory.tape import Alloc, Event, Free, Mark
+from effcli.trace.fake_by_shape import VIEWS, FakeByShape
 from effcli.trace.kernels import Kernels
 from effcli.trace.kinds import Landmarks, kind_of, relabelled
 from effcli.trace.scalars import note_truth, scalar_answer
 from effcli.units import Category
 
-_WITHOUT_STORAGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.view.default, torch.ops.aten.t.default})
+_BY_SHAPE = FakeByShape()
+"""What operators return for which shapes: facts, shared by all recorders."""
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -73,8 +75,8 @@ class Recorder(TorchDispatchMode):
         return False
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return what the operator gives."""
-        return func(*args, **kwargs)
+        """Return what the operator gives, by shape alone."""
+        return _BY_SHAPE.answer(func, args, kwargs)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -83,7 +85,9 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked thousands of times, so not passed on
             return args[0].fake_device
-        if func in _WITHOUT_STORAGE or func is _DEVICE:
+        if func in VIEWS:
+            return self.answer(func, args, kwargs)
+        if func is _DEVICE:
             return func(*args, **kwargs)
         self._sum = None
         if func is torch.ops.aten._local_scalar_dense.default:
