@@ -13,7 +13,7 @@ from effcli.optim.ranges import Range, one_of
 
 NAME = "implementation"
 DEFAULT = {NAME: "auto"}
-HELP = {NAME: "how torch steps: auto is foreach on CUDA and for-loop on a CPU; see --device and the peak in estimate"}
+HELP = {NAME: "foreach holds temporaries as large as the weights; auto is foreach on CUDA and for-loop on a CPU"}
 WITH_FUSED: dict[str, Range] = {NAME: one_of("auto", "foreach", "for-loop", "fused")}
 WITHOUT_FUSED: dict[str, Range] = {NAME: one_of("auto", "foreach", "for-loop")}
 

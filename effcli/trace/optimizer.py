@@ -14,10 +14,10 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.groups import is_decayed
 from effcli.optim.implementation import with_implementation
 from effcli.trace.kernels import Kernels
-from effcli.trace.stand_in import StandIn
+from effcli.trace.stand_in import StandIn, laws_of
 from effcli.trace.step_recorder import Build, Rehearsal
 from effcli.trace.step_tapes import STATE, Numbering
-from effcli.units import Basis, ParamInfo, Placement, format_bytes
+from effcli.units import Basis, ParamInfo, Placement, format_bytes, listed
 
 
 def trace_update(
@@ -56,6 +56,10 @@ def trace_update(
         first = numbering.tape(rehearsal.update(max_grad_norm))
         rehearsal.grow_old()
         later = numbering.tape(rehearsal.update(max_grad_norm))
+        closed = sorted(rehearsal.closed_operators)
+        if closed:
+            basis = Basis.ASSUMED
+            notes.append(f"{entry.name}: what {listed(closed)} may take for the time of a call is left out.")
         return StepTapes(built=built, first=first, later=later, basis=basis, notes=tuple(notes))
 
     def real(tensors: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -68,9 +72,11 @@ def trace_update(
                 return traced
             why = "without values it keeps another state than with them"
         except Exception as error:  # whatever a class raises that wants values, or a package that isn't there
-            why = first_line(error)
+            why = first_line(error).partition(". ")[0]
         notes.append(f"{entry.name}: what a step takes beside its state is left out, it could not be traced ({why}).")
-    return tapes(lambda tensors: StandIn(filled(tensors), entry, params, hyper, device), Basis.ASSUMED)
+    decays = {name: group["weight_decay"] for group in groups for name in group["names"]}
+    laws = laws_of(entry, params, decays, hyper, device)
+    return tapes(lambda tensors: StandIn(filled(tensors), laws), Basis.ASSUMED)
 
 
 def _groups(params: Iterable[ParamInfo], weight_decay: float) -> list[dict[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from io import StringIO
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ Build = Callable[[Mapping[str, torch.nn.Parameter]], torch.optim.Optimizer]
 CLIPPING = "gradient clipping"
 FOREACH = "foreach temporaries"
 TEMPORARIES = "optimizer temporaries"
+
+_OPEN = frozenset({"aten", "prim", "prims", "profiler"})
+"""Namespaces of operators whose kernels' workspaces are known; of others only the results are seen."""
 
 _LATER = 10
 """Updates by which step counts are put forward for a later one: RAdam rectifies from the sixth on (torch 2.13)."""
@@ -55,6 +59,7 @@ class StepRecorder(Recorder):
         super().__init__(kernels)
         self.kind = TEMPORARIES
         self.on_host: set[int] = set()
+        self.closed_operators: set[str] = set()
         self._with_host = with_host
         self._by_shape = ByShape()
 
@@ -68,6 +73,8 @@ class StepRecorder(Recorder):
         """Run the operator and note the storages it made."""
         if func is torch.ops.aten._local_scalar_dense.default and not args[0].is_meta:
             return func(*args)
+        if func.namespace not in _OPEN:
+            self.closed_operators.add(func._schema.name)
         start = len(self.events)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         kind = FOREACH if self.kind == TEMPORARIES and isinstance(result, list) else self.kind
@@ -115,6 +122,11 @@ class Rehearsal:
             del norm
         return self._recorded(gradients)
 
+    @property
+    def closed_operators(self) -> frozenset[str]:
+        """Return the names of the operators whose kernels are not torch's own."""
+        return frozenset(self._recorder.closed_operators)
+
     def grow_old(self) -> None:
         """Put step counts forward to those of a later update."""
         for counts in (*self._optimizer.state.values(), *self._optimizer.param_groups):
@@ -147,7 +159,13 @@ class Rehearsal:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        with warnings.catch_warnings(), _meta_taken_for(self._device), self._recorder:
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(StringIO()),  # some classes print, which would spoil a JSON document
+            torch.random.fork_rng(devices=[]),
+            _meta_taken_for(self._device),
+            self._recorder,
+        ):
             warnings.simplefilter("ignore")
             yield
 
