@@ -10,10 +10,10 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench catalogue clean
+.PHONY: help run test test-slow check format accuracy-public accuracy-gpu bench catalogue clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/.installed ## set up, then run the built-in training: 8-bit Adam, accumulation of 2, offline
 	$(BIN)/effcli train --optim adam8bit --accum 2 $(ARGS)
@@ -33,6 +33,12 @@ check: .venv/.dev ## style, format, types and import rules
 format: .venv/.dev ## rewrite files in the house format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+accuracy-public: .venv/.dev ## compare predicted with publicly measured GPU memory: ARGS="--measurements FILE"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.accuracy.public $(ARGS)
+
+accuracy-gpu: .venv/.dev ## compare predicted with measured memory on this machine's CUDA device
+	$(BIN)/python -m tests.accuracy.gpu $(ARGS)
 
 bench: .venv/.dev ## say how long effcli --help and effcli estimate take
 	$(BIN)/python tests/bench/help_time.py
