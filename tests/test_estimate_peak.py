@@ -162,6 +162,16 @@ def test_a_card_decides_with_which_kernels_a_budget_in_bytes_is_checked(estimate
     assert record["optimizers"][0]["plan"]["budget_bytes"] == 2 * 2**30
 
 
+def test_attention_that_runs_on_a_gpu_alone_is_predicted_as_the_flash_kernel_of_torch(
+    estimate: Callable[..., Result],
+) -> None:
+    half = ("--optim", "sgd", "--precision", "bf16", *SMALL, "--json")
+    flash, sdpa = (
+        estimate("--attn", attn, *half).record["optimizers"][0]["plan"] for attn in ("flash_attention_2", "sdpa")
+    )
+    assert flash["phases"] == sdpa["phases"]
+
+
 def test_an_old_card_without_bfloat16_is_said_to_refuse_it(estimate: Callable[..., Result]) -> None:
     result = estimate("--optim", "sgd", "--gpu", "t4", "--precision", "bf16", *SMALL)
     assert "Tesla T4 has no bfloat16" in " ".join(result.stdout.split())

@@ -36,6 +36,15 @@ def check_attention_runs(attn: str | None, device: str) -> None:
     require_package("flash_attn", f"--attn {FLASH}", pip="flash-attn --no-build-isolation")
 
 
+def traced_as(attn: str | None) -> str | None:
+    """Return the implementation that is built where a model is traced and not run.
+
+    The kernels of flash-attn run on a GPU alone. They keep what torch's flash kernel keeps, which sdpa chooses where
+    the mask can be left out: queries, keys, values, output and logsumexp (`flash_attn_func`, flash-attn 2.6).
+    """
+    return "sdpa" if attn == FLASH else attn
+
+
 def check_model_attention(attn: str | None, model_class: Any, *, name: str, model_type: str) -> None:
     """Raise unless the model's code has the implementation; `name` is for the message.
 

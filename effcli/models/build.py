@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from effcli.errors import UsageError
 from effcli.hub import hub_errors
-from effcli.models.attention import check_model_attention
+from effcli.models.attention import check_model_attention, traced_as
 from effcli.models.lora import plain_model
 from effcli.models.source import ModelSource, unusable
 from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
@@ -56,7 +56,7 @@ def build_model(
     auto = getattr(transformers, head.auto_class)
     model_class = head.model_class(config)
     check_model_attention(attn, model_class, name=source.name, model_type=config.model_type)
-    chosen = {} if attn is None else {"attn_implementation": attn}
+    chosen = {} if attn is None else {"attn_implementation": traced_as(attn) if meta else attn}
     with unusable(source.name, "config.json"):
         stable = marked_embeddings(config)
         if meta or not source.has_weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from effcli.models.attention import check_model_attention
+from effcli.models.attention import check_model_attention, traced_as
 from effcli.models.build import parameter_infos
 from effcli.models.change import Changed, change_model
 from effcli.models.lora import plain_model
@@ -70,7 +70,7 @@ def _meta_model(
     if head.counts_labels and num_labels is not None:
         config.num_labels = num_labels
     check_model_attention(attn, head.model_class(config), name=name, model_type=config.model_type)
-    chosen = {} if attn is None else {"attn_implementation": attn}
+    chosen = {} if attn is None else {"attn_implementation": traced_as(attn)}
     with torch.device("meta"), unusable(name, "config.json"):
         model = getattr(transformers, head.auto_class).from_config(config, dtype=getattr(torch, dtype), **chosen)
         rebuild_embeddings(model, name)

@@ -24,6 +24,7 @@ from effcli.pipeline.estimating import Described, describe
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
 from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
+from effcli.pipeline.prepare import quiet_transformers
 from effcli.pipeline.searching import ASSUMED, Candidate, Planned, Space, search
 from effcli.pipeline.subjects import estimated, target
 from effcli.search_spec import SearchSpec
@@ -125,6 +126,7 @@ def _precisions(spec: SearchSpec, given: Room) -> tuple[str, ...]:
 
 
 def _question(spec: EstimateSpec, given: Room) -> _Question:
+    quiet_transformers()
     described = describe(spec)
     spec = with_defaults(spec, described.known)
     return _Question(

@@ -12,6 +12,7 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.peak_settings import Room
 from effcli.pipeline.planning import Limits, plan_memory, with_changes, with_largest_batch
 from effcli.pipeline.predicting import Choice, Predictor, Settings
+from effcli.pipeline.prepare import quiet_transformers
 from effcli.pipeline.subjects import estimated, target
 
 
@@ -23,6 +24,7 @@ def plans(
     Raises:
         TraceError: the model's code cannot be traced.
     """
+    quiet_transformers()
     loop = spec.loop
     predictor = Predictor(estimated(known, spec), target(loop.device, given.card))
     settings = Settings(
