@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from effcli.errors import UsageError
 from effcli.trace.micro import Batch
 
 LABELS = "labels"
@@ -16,6 +18,10 @@ AUDIO_SECONDS = 10
 _SAMPLING_RATE = 16_000
 CHOICES = 4
 """Answers to choose from in a multiple-choice row, as in SWAG."""
+
+
+OF_SOME = ("next_sentence_label", "sentence_order_label")
+"""Labels that some models are pretrained with beside the tokens, such as BERT and ALBERT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +57,27 @@ def fake_batch(config: Any, task: str, shape: BatchShape) -> Batch:
         batch["token_type_ids"] = _ids(rows, length)
     if task == "question-answering":
         return {**batch, "start_positions": _classes(rows), "end_positions": _classes(rows)}
+    if task == "pretraining":
+        return {**batch, LABELS: _ids(rows, length), **{name: _classes(rows) for name in OF_SOME}}
     if task == "regression":
         return {**batch, LABELS: torch.empty(rows)}
     return {**batch, LABELS: _classes(rows) if task == "classification" else _ids(rows, length)}
 
 
 def own_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the loss that the model itself computes; its other outputs are gone when this returns, as in Trainer."""
-    loss: torch.Tensor = model(**batch).loss
+    """Return the loss that the model itself computes; its other outputs are gone when this returns, as in Trainer.
+
+    Raises:
+        UsageError: it computes none.
+    """
+    known = inspect.signature(model.forward).parameters
+    loss: torch.Tensor | None = getattr(
+        model(**{name: tensor for name, tensor in batch.items() if name in known or name not in OF_SOME}), "loss", None
+    )
+    if loss is None:
+        raise UsageError(
+            f"{type(model).__name__} computes no loss, so that no update can be planned; give another --task"
+        )
     return loss
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from effcli.errors import TraceError, first_line
+from effcli.errors import TraceError, UsageError, first_line
 from effcli.memory.extend import Repetition, extended
 from effcli.memory.tape import MicroTape
 from effcli.models.build import parameter_infos
@@ -48,6 +48,7 @@ class Tracer:
 
         Raises:
             TraceError: the model's code needs values, or fails on this batch.
+            UsageError: whatever `forward` and `loss` raise.
         """
         while True:
             try:
@@ -67,6 +68,8 @@ class Tracer:
                 for repetition in self._repetitions:
                     tape = extended(tape, repetition)
                 return tape
+            except UsageError:
+                raise
             except Exception as error:  # whatever the model's code raises, perhaps because layers are missing
                 if not self._repetitions:
                     raise TraceError(
