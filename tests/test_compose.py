@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from effcli.memory.compose import resident, updates
-from effcli.memory.tape import GRADIENT, OUTPUTS, Alloc, Begin, Free, Mark, MicroTape, StepTape
+from effcli.memory.tape import BATCH, GRADIENT, OUTPUTS, Alloc, Begin, Free, Mark, MicroTape, StepTape
 from effcli.units import Category, ParamInfo, Phase
 
 A, G, T = Category.ACTIVATIONS, Category.GRADIENTS, Category.TEMPORARIES
@@ -100,3 +101,15 @@ def test_micro_batches_are_counted_within_their_update() -> None:
     assert [(event.update, event.micro) for event in begins if event.phase is Phase.FORWARD] == [
         (0, 0), (0, 1), (1, 0), (1, 1)
     ]  # fmt: skip
+
+
+def test_batches_that_are_held_live_from_the_beginning_of_an_update_to_its_end() -> None:
+    batch = Alloc(3, 8, A, "batch", BATCH)
+    with_batch = replace(MICRO, events=(FORWARD, batch, *MICRO.events[1:], Free(3)))
+
+    own = sizes(updates(BEFORE, with_batch, [CLEARED], accum=2))
+    held = sizes(updates(BEFORE, with_batch, [CLEARED], accum=2, held_batches=2))
+
+    assert own[-2:] == [("backward", 207), ("step", 107)]
+    assert held[2:5] == [("forward", 115), ("forward", 123), ("forward", 133)]
+    assert held[-4:] == [("backward", 223), ("step", 123), ("step", 115), ("step", 107)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
-from effcli.memory.tape import GRADIENT, OUTPUTS, Alloc, Begin, Free, MicroTape, StepTape
+from effcli.memory.tape import BATCH, GRADIENT, OUTPUTS, Alloc, Begin, Free, MicroTape, StepTape
 from effcli.units import Category, ParamInfo, Phase
 
 ADDED = "gradients before they are added"
@@ -31,13 +32,19 @@ def updates(
     *,
     built: StepTape | None = None,
     accum: int = 1,
+    held_batches: int = 0,
 ) -> Iterator[Alloc | Free | Begin]:
     """Yield the events of one update per element of `steps`, each of `accum` micro-batches and a step, if there is one.
 
     The first micro-batch of an update makes the gradients, later ones add to them. Without a step the gradients are
     freed before the next update's forward, as loops do that clear them there. `built` is what making the optimizer did.
+    `held_batches` is the number of batches that live through a whole update, as on a CPU, where nothing is copied to a
+    device; with none, each micro-batch has its own.
     """
     joined = _Joined(before)
+    batch = [event for event in micro.events if isinstance(event, Alloc) and event.kind == BATCH]
+    if held_batches:
+        micro = _without(batch, micro)
     yield from joined.before
     if built is not None:
         yield from joined.optimizer(built)
@@ -45,9 +52,18 @@ def updates(
         if step is None:
             yield from joined.cleared()
         for place in range(accum):
-            yield from joined.micro(micro, update, place)
+            for event in joined.micro(micro, update, place):
+                yield event
+                if isinstance(event, Begin) and event.phase is Phase.FORWARD and place == 0:
+                    yield from joined.loaded(batch * held_batches)
         if step is not None:
             yield from joined.step(step, update, accum - 1)
+        yield from joined.unloaded()
+
+
+def _without(batch: Sequence[Alloc], tape: MicroTape) -> MicroTape:
+    blocks = {event.block for event in batch}
+    return replace(tape, events=tuple(event for event in tape.events if getattr(event, "block", None) not in blocks))
 
 
 class _Joined:
@@ -60,11 +76,23 @@ class _Joined:
         self._state: dict[str, int] = {}
         self._libraries = False
         self._held: list[int] = []
+        self._batches: list[int] = []
 
     def cleared(self) -> Iterator[Free]:
         """Yield the ends of all gradients."""
         yield from map(Free, self._gradients.values())
         self._gradients = {}
+
+    def loaded(self, batches: Iterable[Alloc]) -> Iterator[Alloc]:
+        """Yield the tensors of an update's batches."""
+        for tensor in batches:
+            self._batches.append(next(self._numbers))
+            yield tensor._replace(block=self._batches[-1])
+
+    def unloaded(self) -> Iterator[Free]:
+        """Yield the ends of the batches."""
+        yield from map(Free, self._batches)
+        self._batches = []
 
     def micro(self, tape: MicroTape, update: int, place: int) -> Iterator[Alloc | Free | Begin]:
         """Yield the events of one micro-batch."""

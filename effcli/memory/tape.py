@@ -34,7 +34,7 @@ class Free(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place on the tape: a phase begins (`name` is a `Phase`), or a layer (`name` is its list, `number` its place)."""
+    """A place on the tape: a phase begins (`name` is a `Phase`), or a layer (`name`: its list, `number`: its place)."""
 
     name: str
     number: int = 0
@@ -42,6 +42,8 @@ class Mark(NamedTuple):
 
 Event = Alloc | Free | Mark
 
+BATCH = "batch"
+"""The kind of a micro-batch's own tensors."""
 OUTPUTS = "outputs"
 GRADIENT = "gradient"
 END = "end of "

@@ -105,7 +105,9 @@ class Predictor:
         steps = self.steps(settings, choice)
         accum = min(settings.accum, SIMULATED_MICRO_BATCHES)
         micro = self.micro(settings)
-        return list(updates(before, micro, (steps.first, steps.later), built=steps.built, accum=accum))
+        held = settings.accum if self._target.device == "cpu" else 0
+        program = updates(before, micro, (steps.first, steps.later), built=steps.built, accum=accum, held_batches=held)
+        return list(program)
 
     def replay(self, settings: Settings, choice: Choice) -> Replay:
         """Return the highest moments of the first and of a later update on the target's allocator."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,8 @@ class CpuKernels:
     num_threads: int = field(default_factory=torch.get_num_threads)
 
     def chosen(self, precision: str) -> AbstractContextManager[Any]:
-        """Return a context that changes nothing: fake CPU tensors choose as real ones do."""
-        return nullcontext()
+        """Return a context in which random states are counted; else fake CPU tensors choose as real ones do."""
+        return _random_states_seen()
 
     def workspace_bytes(
         self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -32,3 +32,19 @@ class CpuKernels:
     def lasting_bytes(self) -> Mapping[str, Sequence[int]]:
         """Return nothing: no library keeps storages of torch's CPU allocator."""
         return {}
+
+
+@contextmanager
+def _random_states_seen() -> Iterator[None]:
+    """Let the generator's state be a tensor like others, while open.
+
+    Each recomputed module keeps one (`torch/utils/checkpoint.py`, 2.13), some kilobytes that no operator makes.
+    """
+    read, write = torch.get_rng_state, torch.set_rng_state
+    num_bytes = read().nbytes
+    torch.get_rng_state = lambda: torch.empty(num_bytes, dtype=torch.uint8)
+    torch.set_rng_state = lambda state: None
+    try:
+        yield
+    finally:
+        torch.get_rng_state, torch.set_rng_state = read, write

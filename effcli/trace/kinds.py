@@ -19,7 +19,6 @@ PASSING = "activations that pass"
 TIED = "parts of tied gradients"
 GRADIENTS = "gradients"
 COPIED = "copied gradients"
-BATCH = "batch"
 LIBRARY = "cuBLAS workspaces"
 
 _ATTENTION = frozenset(

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from effcli.memory.tape import GRADIENT, OUTPUTS, Alloc, Event, Free, Mark, MicroTape
+from effcli.memory.tape import BATCH, GRADIENT, OUTPUTS, Alloc, Event, Free, Mark, MicroTape
 from effcli.trace.kernels import Kernels
-from effcli.trace.kinds import BATCH, COPIED, GRADIENTS, LAYERS, LIBRARY, LOGITS, PASSING, landmarks
+from effcli.trace.kinds import COPIED, GRADIENTS, LAYERS, LIBRARY, LOGITS, PASSING, landmarks
 from effcli.trace.marks import watched
 from effcli.trace.recorder import Recorder
 from effcli.units import Category, Phase

@@ -153,8 +153,9 @@ def _update_of(case: Case, model: PreTrainedModel, optimizer: torch.optim.Optimi
 
 def _update_with_own_loss(case: Case, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     """Make an update as the engine does, with the loss that the model itself computes."""
-    for _ in range(case.accum):
-        _micro_step(case, model, _own_batch(case, model))
+    window = [_own_batch(case, model) for _ in range(case.accum)]
+    for batch in window:
+        _micro_step(case, model, batch)
     clip_grad_norm_(list(model.parameters()), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
