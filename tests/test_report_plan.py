@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -247,6 +249,16 @@ def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert all(line.isascii() for line in lines)
     assert any("#" in line for line in lines)
     assert skyline(plans.timeline(), "no such encoding") == lines
+
+
+def test_an_estimate_is_ascii_where_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    emit_estimate(plans.estimate(plans.plan()), json=False, quiet=False)
+    sys.stdout.flush()
+    text = written.getvalue().decode("ascii")
+    assert "\\u" not in text
+    assert "Before activations: # weights, = gradients, . state" in text
 
 
 def run_with_plan(**changes: Any) -> RunRecord:

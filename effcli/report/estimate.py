@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from effcli.report.bars import FILLS, stacked_bar
+from effcli.report.bars import fills, stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.peak import peak_parts, peak_table
 from effcli.report.text import count, parameter_counts, plain
@@ -30,7 +30,7 @@ def render_estimate(record: EstimateRecord, console: Console, *, notes: bool) ->
     title = Text(plain(f"effcli estimate: {record.model.name}"), style="bold")
     parts: list[RenderableType] = [
         fact_grid(_facts(record)),
-        _optimizers(record),
+        _optimizers(record, console.encoding),
         fact_grid(_rule_of_thumb(record)),
         *_peaks(record, console.encoding),
         _parts("By layer", record.layers, record),
@@ -86,18 +86,19 @@ def _peaks(record: EstimateRecord, encoding: str) -> Iterable[RenderableType]:
         yield from peak_parts(f"Peak of an update with {first.name}", plan, encoding)
 
 
-def _optimizers(record: EstimateRecord) -> Table:
+def _optimizers(record: EstimateRecord, encoding: str) -> Table:
     """Return a row per optimizer; the bars take what the amounts leave of 80 columns."""
     rows = [_amounts(optimizer) for optimizer in record.optimizers]
     heads = ("optimizer", "state", "rule of thumb", "total")
     used = sum(max(len(head), *(len(row[column]) for row in rows)) + 2 for column, head in enumerate(heads))
     width = min(_LONGEST_BAR, max(_SHORTEST_BAR, _WIDTH - used))
-    table = ruled_table(f"Before activations: {FILLS[0]} weights, {FILLS[1]} gradients, {FILLS[2]} state", *heads)
+    weights, gradients, state = fills(encoding)
+    table = ruled_table(f"Before activations: {weights} weights, {gradients} gradients, {state} state", *heads)
     table.add_column("", no_wrap=True)
     largest = max(optimizer.total_before_activations_bytes for optimizer in record.optimizers)
     for row, optimizer in zip(rows, record.optimizers, strict=True):
         parts = (record.model.weights_bytes, record.model.gradients_bytes, optimizer.state_bytes)
-        table.add_row(*row, stacked_bar(parts, largest, width))
+        table.add_row(*row, stacked_bar(parts, largest, width, encoding))
     return table
 
 

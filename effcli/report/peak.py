@@ -18,7 +18,7 @@ from effcli.units import Basis, Category, Phase, format_bytes, format_count
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from effcli.memory.plan import Change, MemoryPlan, PeakPart, PhaseBytes
+    from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 
 _COLUMNS = {
     Category.WEIGHTS: "weights",
@@ -44,7 +44,7 @@ def peak_parts(title: str, plan: MemoryPlan, encoding: str) -> list[RenderableTy
     return [
         *parts,
         phase_table(plan),
-        _parts_table("Live at the peak", plan.parts, plan),
+        _parts_table(plan, encoding),
         _modules_table(plan),
         change_table(plan.changes, plan),
     ]
@@ -144,10 +144,11 @@ def change_table(changes: Sequence[Change], plan: MemoryPlan) -> Table:
     return table
 
 
-def _parts_table(title: str, parts: Sequence[PeakPart], plan: MemoryPlan) -> Table:
+def _parts_table(plan: MemoryPlan, encoding: str) -> Table:
     """Return a row per named part, the largest first; those that hardly count are one row."""
+    parts = plan.parts
     peak = plan.peak_allocated_bytes or sum(part.num_bytes for part in parts)
-    table = ruled_table(title, "part", "size", "share")
+    table = ruled_table("Live at the peak", "part", "size", "share")
     table.add_column("basis")
     table.add_column("", no_wrap=True)
     ordered = sorted(parts, key=lambda part: -part.num_bytes)
@@ -156,7 +157,7 @@ def _parts_table(title: str, parts: Sequence[PeakPart], plan: MemoryPlan) -> Tab
     names = [part.name for part in parts]
     for part in shown:
         name = part.name if names.count(part.name) == 1 else f"{part.name} ({_COLUMNS[Category(part.category)]})"
-        bar = stacked_bar((part.num_bytes,), largest, _BAR)
+        bar = stacked_bar((part.num_bytes,), largest, _BAR, encoding)
         share = _percent(part.num_bytes, peak)
         table.add_row(plain(name), format_bytes(part.num_bytes), share, plain(part.basis), bar)
     if rest := ordered[len(shown) :]:

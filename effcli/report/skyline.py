@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from effcli.report.text import can_encode
 from effcli.units import Phase, format_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def skyline(points: Sequence[TimelinePoint], encoding: str, width: int = _WIDTH)
         max(totals[start : max(start + 1, following)])
         for start, following in zip(starts, [*starts[1:], len(points)], strict=True)
     ]
-    levels = _BLOCKS if _can_encode(_BLOCKS, encoding) else _ASCII
+    levels = _BLOCKS if can_encode(_BLOCKS, encoding) else _ASCII
     rows = _rows([height / peak for height in heights], levels)
     top = heights.index(peak)
     labels = [scale, *[""] * (_ROWS - 2), "0"]
@@ -79,11 +80,3 @@ def _names(columns: Sequence[object]) -> str:
 
 def _line(text: str, scale: str, label: str = "") -> str:
     return f"{label:>{len(scale)}} {text}".rstrip()
-
-
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True

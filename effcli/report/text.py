@@ -22,6 +22,15 @@ def plain(text: str) -> str:
     )
 
 
+def can_encode(text: str, encoding: str) -> bool:
+    """Return whether an encoding, as a stream names it, has all characters of a text."""
+    try:
+        text.encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
 def common_unit(largest: int) -> tuple[int, str]:
     """Return the unit, in bytes and by name, that suits all amounts of a table whose largest is given."""
     return (GIB, "GiB") if largest >= 10 * GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
