@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format accuracy-public accuracy-gpu bench catalogue clean
+.PHONY: help run test test-slow check format accuracy accuracy-public accuracy-gpu bench catalogue clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ check: .venv/.dev ## style, format, types and import rules
 format: .venv/.dev ## rewrite files in the house format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+accuracy: .venv/.dev ## compare predicted CPU peaks with the allocator's own record, and write the README's table (10 minutes)
+	KINETO_LOG_LEVEL=99 $(BIN)/python -m tests.accuracy.cpu --readme README.md $(ARGS)
 
 accuracy-public: .venv/.dev ## compare predicted with publicly measured GPU memory: ARGS="--measurements FILE"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.accuracy.public $(ARGS)

@@ -41,11 +41,11 @@ def live_bytes(
 ) -> int:
     """Return the bytes that are held between two updates, each storage once.
 
-    These are parameters and buffers with the gradients they have now, the optimizer's state, and the batches.
+    These are parameters and buffers with the gradients they have now, what the optimizer holds, and the batches.
     """
     held = [*model.parameters(), *model.buffers()]
     held += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if optimizer is not None:
-        held += [leaf for _, leaf in leaves(optimizer.state, "") if isinstance(leaf, torch.Tensor)]
+        held += [leaf for _, leaf in leaves(vars(optimizer), "") if isinstance(leaf, torch.Tensor)]
     held += [tensor for batch in batches for tensor in batch.values()]
     return storage_bytes(held)
