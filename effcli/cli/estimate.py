@@ -59,7 +59,7 @@ def estimate(
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Say what a model and optimizers hold before activations; with any flag of "Peak", the peak of an update too.
+    """Say what a model and optimizers hold before activations and, with --batch-size, --gpu, ..., at the peak.
 
     Needs no weights, no GPU and mostly no network.
     """
