@@ -25,6 +25,7 @@ def stand_in() -> None:
         module.__spec__ = ModuleSpec(module.__name__, None)
     package.__version__ = VERSION  # type: ignore[attr-defined]
     package.flash_attn_func = package.flash_attn_varlen_func = _flash  # type: ignore[attr-defined]
+    package.flash_attn_with_kvcache = None  # type: ignore[attr-defined]
     for name in ("index_first_axis", "pad_input", "unpad_input"):
         setattr(padding, name, None)  # full batches need no padding
     sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}

@@ -29,6 +29,8 @@ VARIABLE = "EFFCLI_MEASUREMENTS"
 ENVIRONMENTS = Path.home() / ".cache" / "effcli-accuracy"
 USAGE = 2
 
+APART = "Readings of the device, not scored: reserved and an assumed context against sampled use and cache growth."
+
 WITHIN = 0.02
 LOW = -0.10
 
@@ -63,7 +65,9 @@ def main() -> int:
     results = _with_the_code_of_the_day(cases.values(), asked.envs)
     own = _answers(sys.executable, cases.values())
     lines = [Line(row=row, result=results[row["id"]], own=own[row["id"]]) for row in rows if row["id"] in cases]
-    text = "\n".join((*_table(lines), "", *_summary(lines), "", *_left_out(reasons)))
+    scored = [line for line in lines if cases[line.row["id"]]["quantity"] != "device"]
+    apart = [line for line in lines if line not in scored]
+    text = "\n".join((*_table(scored), "", *_summary(scored), "", APART, "", *_table(apart), "", *_left_out(reasons)))
     print(text)
     if asked.out is not None:
         asked.out.write_text(text + "\n", encoding="utf-8")

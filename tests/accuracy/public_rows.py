@@ -57,12 +57,11 @@ _OLD = re.compile(r"not stated \(.*(4\.15|20(19|20|21|22)).*\)|^[23]\.")
 
 
 def left_out(row: Row) -> str | None:
-    """Return why a row is no whole model in torch's counters that can be imitated; None if it is one."""
+    """Return why a row is no step of a whole model that can be imitated; None if it is one."""
     checks = (
         (row["value_bytes"] is None, "did not fit the card"),
         (row["scope"] == "component", "a component: checked by tests of single causes"),
         (row["scope"] not in ("train_step", "fwd_bwd"), f"not a step: {row['scope']}"),
-        (not row["quantity"].startswith("torch"), "a reading of the device, not torch's counter"),
         ("timm" in row["transformers"], "compiled kernels, and no model of transformers"),
         (_OLD.search(row["transformers"]) is not None, "older than the versions that the tracer runs on"),
         ("nf4" in row["config_facts"], "a 4-bit base, whose kernels need data; its settings were not verified"),
@@ -108,7 +107,7 @@ def case_of(row: Row) -> Case:
         "inputs": _inputs(head, trainer),
         "batch": row["batch"],
         "length": int(re.match(r"\d+", str(row["seq"]))[0]),  # type: ignore[index]
-        "quantity": "reserved" if "reserved" in row["quantity"] else "allocated",
+        "quantity": _quantity(row["quantity"]),
     }
 
 
@@ -136,6 +135,12 @@ def _attention(row: Row) -> str:
         # Of these only BERT and ViT had more than one implementation then, and both took sdpa.
         return "sdpa" if row["model"].rpartition("/")[2].startswith(("bert", "vit")) else "eager"
     return stated.split()[0]
+
+
+def _quantity(stated: str) -> str:
+    if not stated.startswith("torch"):
+        return "device"
+    return "reserved" if "reserved" in stated else "allocated"
 
 
 def _weights(precision: str) -> str:

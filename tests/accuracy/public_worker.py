@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from effcli.memory.caching_allocator import CachingAllocator
+from effcli.memory.cards import CONTEXT_BYTES
 from effcli.memory.compose import resident, updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.tape import StepTape
@@ -149,7 +150,12 @@ def result(case: Case) -> dict[str, Any]:
         return {**said, "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
     counted = [moment for moment in played.moments if moment.update >= FIRST_COUNTED]
     peak = max(counted, key=lambda moment: moment.total_bytes)
-    predicted = played.reserved_bytes if case["quantity"] == "reserved" else peak.total_bytes
+    by_quantity = {
+        "allocated": peak.total_bytes,
+        "reserved": played.reserved_bytes,
+        "device": played.reserved_bytes + CONTEXT_BYTES,
+    }
+    predicted = by_quantity[case["quantity"]]
     return {**said, "predicted_bytes": predicted, "phase": peak.phase}
 
 
