@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effcli.memory.caching_allocator import CachingAllocator
-from effcli.memory.fit import LARGEST_BATCH, Need, gets_through, largest_batch, verdict
+from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, under_pressure, verdict
 from effcli.memory.replay import replay
 from effcli.memory.tape import Alloc, Begin, Free, Program
 from effcli.units import Category, Phase
@@ -17,23 +17,12 @@ from effcli.units import Category, Phase
 MIB, GIB = 1024**2, 1024**3
 
 
-def never() -> bool:
-    raise AssertionError("asked although the total is within the budget")
-
-
 @pytest.mark.parametrize(
     ("total", "expected"),
-    [(50, "fits"), (90, "fits"), (91, "tight"), (100, "tight")],  # of 100: 10 spare are enough, 9 are not
+    [(50, "fits"), (90, "fits"), (91, "tight"), (100, "tight"), (101, "no")],  # of 100: 10 spare are enough, 9 not
 )
-def test_a_total_within_the_budget_fits_and_is_tight_with_less_than_a_tenth_to_spare(total: int, expected: str) -> None:
-    assert verdict(device_total_bytes=total, budget_bytes=100, under_pressure=never) == expected
-
-
-@pytest.mark.parametrize(("gets_through", "expected"), [(True, "tight"), (False, "no")])
-def test_a_total_above_the_budget_is_tight_where_the_run_gets_through_and_else_no(
-    gets_through: bool, expected: str
-) -> None:
-    assert verdict(device_total_bytes=101, budget_bytes=100, under_pressure=lambda: gets_through) == expected
+def test_a_total_fits_is_tight_with_less_than_a_tenth_to_spare_or_is_too_much(total: int, expected: str) -> None:
+    assert verdict(device_total_bytes=total, budget_bytes=100) == expected
 
 
 def two_turns(first: int, second: int) -> Program:
@@ -47,11 +36,15 @@ def two_turns(first: int, second: int) -> Program:
     ]
 
 
+def reserved(program: Program, capacity_bytes: int) -> int:
+    return under_pressure(program, replay(program, CachingAllocator()), capacity_bytes).reserved_bytes
+
+
 def test_a_run_gets_through_on_less_than_it_would_reserve_by_giving_free_segments_back() -> None:
     program = two_turns(20 * MIB, 30 * MIB)
-    assert replay(program, CachingAllocator()).reserved_bytes == 60 * MIB  # 10 + 20 + 30, the 20 of no use any more
-    assert gets_through(program, 40 * MIB)
-    assert not gets_through(program, 40 * MIB - 1)
+    assert reserved(program, 60 * MIB) == 60 * MIB  # 10 + 20 + 30, the 20 of no use any more
+    assert reserved(program, 40 * MIB) == 40 * MIB
+    assert reserved(program, 40 * MIB - 1) == 60 * MIB  # it does not get through, and is returned as on an empty device
 
 
 def test_a_run_does_not_get_through_where_a_fragment_holds_its_segment() -> None:
@@ -61,12 +54,12 @@ def test_a_run_does_not_get_through_where_a_fragment_holds_its_segment() -> None
         Alloc(3, 1 * MIB + 512, Category.ACTIVATIONS, "c", "outputs"),  # and this a part of them
         Alloc(4, 20 * MIB, Category.ACTIVATIONS, "d", "outputs"),
     ]
-    assert gets_through(program, 50 * MIB)
-    assert not gets_through(program, 48 * MIB)  # 31.0005 MiB are live at most
+    assert reserved(program, 50 * MIB) <= 50 * MIB
+    assert reserved(program, 48 * MIB) > 48 * MIB  # 31.0005 MiB are live at most
 
 
 def test_a_context_larger_than_the_budget_lets_nothing_through() -> None:
-    assert not gets_through(two_turns(MIB, MIB), -1)
+    assert reserved(two_turns(MIB, MIB), -1) > 0
 
 
 class Predictions:

@@ -51,7 +51,7 @@ class Repetition:
 
 
 class _Address(NamedTuple):
-    """Where a block was allocated: the unit, the pass, and the how manieth block there."""
+    """Where a block was allocated: the unit, the pass, and which block there, counted from 0."""
 
     unit: int
     section: str

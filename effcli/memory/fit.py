@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from effcli.memory.caching_allocator import CachingAllocator, CapacityError
 from effcli.memory.plan import Fits
-from effcli.memory.tape import Alloc, Free, Program
+from effcli.memory.replay import Replay, replay
+from effcli.memory.tape import Program
 
 SPARE = 0.1
 """The share of a budget that a plan must leave free to be more than tight."""
@@ -25,37 +26,26 @@ GUESSES = 8
 """After so many guesses the bracket is halved instead."""
 
 
-def verdict(*, device_total_bytes: int, budget_bytes: int, under_pressure: Callable[[], bool]) -> Fits:
-    """Return whether reserved bytes and context fit: `tight` is under `SPARE` of the budget to spare.
-
-    What an allocator reserves on an empty device is not all needed: near the limit it gives segments back that are
-    wholly free and asks again. `under_pressure` says whether the run gets through that way, see `gets_through`; it is
-    asked only where the total is above the budget. Such a run is tight, never more: it lives from giving back, which
-    waits for the device each time, and nothing is left for what was not foreseen.
-    """
+def verdict(*, device_total_bytes: int, budget_bytes: int) -> Fits:
+    """Return whether reserved bytes and context fit: `tight` is under `SPARE` of the budget to spare."""
     if device_total_bytes <= (1 - SPARE) * budget_bytes:
         return "fits"
-    if device_total_bytes <= budget_bytes or under_pressure():
-        return "tight"
-    return "no"
+    return "tight" if device_total_bytes <= budget_bytes else "no"
 
 
-def gets_through(program: Program, capacity_bytes: int) -> bool:
-    """Return whether CUDA's allocator plays the whole program without passing `capacity_bytes` (budget less context).
+def under_pressure(program: Program, played: Replay, capacity_bytes: int) -> Replay:
+    """Return the replay on a CUDA device that has `capacity_bytes` for the allocator; `played` was not limited.
 
-    False says that it would run out of memory as it goes about it; another order of addresses might save a run that
-    fails by fragments alone.
+    What an allocator reserves on an empty device is not all needed: near the limit it gives segments back that are
+    wholly free and asks again. A program that does not get through that way is returned as it was played: it would run
+    out of memory, though another order of addresses might save one that fails by fragments alone.
     """
-    allocator = CachingAllocator(capacity_bytes)
+    if played.reserved_bytes <= capacity_bytes:
+        return played
     try:
-        for event in program:
-            if isinstance(event, Alloc):
-                allocator.allocate(event.block, event.num_bytes)
-            elif isinstance(event, Free):
-                allocator.free(event.block)
+        return replay(program, CachingAllocator(capacity_bytes))
     except CapacityError:
-        return False
-    return True
+        return played
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,9 @@ class NotAffineError(Exception):
 def scaled(smaller: MicroTape, larger: MicroTape, *, sizes: tuple[int, int], to: int) -> MicroTape:
     """Return the tape at batch size `to`, from the tapes at the two `sizes`.
 
-    Every storage of a step has a size that is a constant plus so much per row, so that two traces with the same events
-    give the third exactly.
+    Every tensor of a step has a size that is a constant plus so much per row, so that two traces with the same events
+    give the third exactly, as long as its kernels keep to the same rules: from a certain size on the workspaces of some
+    follow another one. An answer that counts is traced itself.
 
     Raises:
         NotAffineError: they don't.

@@ -8,8 +8,8 @@ from effcli.errors import DeviceError, UsageError
 from effcli.packages import require_package
 
 FLASH = "flash_attention_2"
-_SUPPORT = {"sdpa": "_supports_sdpa", FLASH: "_supports_flash_attn"}
-"""Implementation -> the attribute by which a model class of transformers (4.40 to 5.24) says that it has it."""
+_SUPPORT = {"sdpa": ("_supports_sdpa",), FLASH: ("_supports_flash_attn", "_supports_flash_attn_2")}
+"""Implementation -> the attributes by which a model class of transformers says that it has it, an older name last."""
 
 
 def check_attention(attn: str | None, precision: str) -> None:
@@ -58,4 +58,4 @@ def check_model_attention(attn: str | None, model_class: Any, *, name: str, mode
 
 
 def _has(model_class: Any, attn: str) -> bool:
-    return attn not in _SUPPORT or bool(getattr(model_class, _SUPPORT[attn], False))
+    return attn not in _SUPPORT or any(getattr(model_class, name, False) for name in _SUPPORT[attn])

@@ -25,7 +25,7 @@ from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, w
 from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.pipeline.prepare import quiet_transformers
-from effcli.pipeline.searching import ASSUMED, Candidate, Planned, Space, search
+from effcli.pipeline.searching import ASSUMED, Candidate, Found, Planned, Space, search
 from effcli.pipeline.subjects import estimated, target
 from effcli.search_spec import SearchSpec
 
@@ -71,6 +71,10 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
     precisions = _precisions(spec, given)
     for precision in precisions:
         check_attention(spec.model.attn, precision)
+        if precision.startswith("bf16") and given.card and not has_bfloat16(given.card):
+            raise UsageError(
+                f"--precision {precision}: {given.card.name} has no bfloat16; use --precision fp16 or fp32"
+            )
     question = _question(estimate_spec, given)
     described = question.described
     if out is not None:
@@ -95,7 +99,7 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
         configurations=tuple(_configuration(planned, question, given.gpu.num_bytes) for planned in found.fitting),
         closest=None if found.fitting else _configuration(found.closest, question, given.gpu.num_bytes),
         ways_out=() if found.fitting else tuple(_ways_out(found.closest, question, given, space)),
-        notes=(*notes, *described.notes),
+        notes=tuple(dict.fromkeys((*notes, *described.notes, *_plan_notes(found)))),
     )
     if out is None or not found.fitting:
         return record
@@ -105,6 +109,11 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
         raise UsageError(f"--choose {spec.output.choose}: there {there}")
     write_chosen(record, found.fitting[spec.output.choose - 1].candidate, question.spec, out, number=spec.output.choose)
     return record.model_copy(update={"chosen": spec.output.choose, "recipe": out})
+
+
+def _plan_notes(found: Found) -> Iterator[str]:
+    for planned in found.fitting or (found.closest,):
+        yield from planned.plan.notes
 
 
 def _estimate_spec(spec: SearchSpec, **model: Any) -> EstimateSpec:

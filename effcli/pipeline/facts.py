@@ -72,7 +72,7 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
         ),
         total_updates=prepared.total_updates,
         baselines=_baselines(prepared),
-        notes=(*prepared.notes, *built.weight_notes, *built.notes),
+        notes=(*prepared.notes, *built.weight_notes, *built.notes, *plan.notes),
     )
 
 

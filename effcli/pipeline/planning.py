@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from effcli.memory.fit import Need, gets_through, largest_batch, verdict
+from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
-from effcli.memory.replay import LivePart, phases, timeline
+from effcli.memory.replay import LivePart, Replay, phases, timeline
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.implementation import NAME as IMPLEMENTATION
 from effcli.optim.implementation import has_implementation, with_implementation
 from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.spec import OptimSpec
-from effcli.units import Basis, Category
+from effcli.trace.kinds import LIBRARY
+from effcli.units import Basis, Category, Phase
 
 NUM_MODULES = 10
 """How many modules a plan names."""
@@ -33,14 +34,16 @@ class Limits:
 def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> MemoryPlan:
     """Return the plan of the first and of a later update, without what needs further predictions.
 
-    On a CPU nothing is reserved beside what is allocated, and what the interpreter and its libraries hold is left out.
+    What is reserved is held within the budget where the run gets through that way. On a CPU nothing is reserved beside
+    what is allocated, and what the interpreter and its libraries hold is left out.
 
     Raises:
         TraceError: the model's code cannot be traced.
     """
-    played = predictor.replay(settings, choice)
+    played = _played(predictor, settings, choice, limits)
     steps = predictor.steps(settings, choice)
     device_total_bytes = played.reserved_bytes + limits.context_bytes
+    basis = _basis(choice.entry, steps.basis if played.peak.phase is Phase.STEP else Basis.TRACED)
     return MemoryPlan(
         phases=phases(played, LATER),
         first_phases=phases(played, FIRST),
@@ -53,9 +56,9 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
         context_bytes=limits.context_bytes,
         device_total_bytes=device_total_bytes,
         budget_bytes=limits.budget_bytes,
-        fits=_fits(predictor, settings, choice, limits, device_total_bytes),
-        parts=_parts(played.kinds, choice.entry),
-        modules=_parts(played.modules, choice.entry)[:NUM_MODULES],
+        fits=_fits(device_total_bytes, limits),
+        parts=_parts(played.kinds, basis),
+        modules=_parts(played.modules, basis)[:NUM_MODULES],
         timeline=timeline(played),
         notes=steps.notes,
     )
@@ -85,20 +88,24 @@ def with_changes(plan: MemoryPlan, predictor: Predictor, settings: Settings, cho
 def with_largest_batch(
     plan: MemoryPlan, predictor: Predictor, settings: Settings, choice: Choice, limits: Limits
 ) -> MemoryPlan:
-    """Return the plan with the largest micro-batch whose verdict is not "no"; as it is without a budget."""
+    """Return the plan with the largest micro-batch whose verdict is not "no"; as it is without a budget.
+
+    The answer is traced itself, and looked for again with that trace where it was worked out from others.
+    """
     if limits.budget_bytes is None:
         return plan
 
     def need(batch_size: int) -> Need:
-        other = replace(settings, batch_size=batch_size)
-        played = predictor.replay(other, choice)
-        total = played.reserved_bytes + limits.context_bytes
+        played = _played(predictor, replace(settings, batch_size=batch_size), choice, limits)
+        device_total_bytes = played.reserved_bytes + limits.context_bytes
         return Need(
             num_bytes=played.peak.total_bytes + limits.context_bytes,
-            fits=_fits(predictor, other, choice, limits, total) != "no",
+            fits=_fits(device_total_bytes, limits) != "no",
         )
 
     largest = largest_batch(need, budget_bytes=limits.budget_bytes, start=settings.batch_size)
+    while 0 < largest < LARGEST_BATCH and predictor.trace(replace(settings, batch_size=largest)):
+        largest = largest_batch(need, budget_bytes=limits.budget_bytes, start=largest)
     return plan.model_copy(update={"largest_batch_size": largest})
 
 
@@ -108,7 +115,7 @@ def _of_the_loop(
     size, accum = settings.batch_size, settings.accum
     if settings.gradient_checkpointing:
         kept = replace(settings, gradient_checkpointing=False)
-        yield "keep activations", "no --gradient-checkpointing", kept, choice
+        yield "keep activations", "without --gradient-checkpointing", kept, choice
     elif predictor.can_recompute:
         recomputed = replace(settings, gradient_checkpointing=True)
         yield "recompute activations", "--gradient-checkpointing", recomputed, choice
@@ -136,17 +143,19 @@ def _of_the_optimizer(
         )
 
 
-def _fits(
-    predictor: Predictor, settings: Settings, choice: Choice, limits: Limits, device_total_bytes: int
-) -> Fits | None:
+def _played(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> Replay:
+    """Return the replay on a device of the budget's size, where there is one."""
+    program = predictor.program(settings, choice)
+    played = predictor.play(program)
+    if predictor.device != "cuda" or limits.budget_bytes is None:
+        return played
+    return under_pressure(program, played, limits.budget_bytes - limits.context_bytes)
+
+
+def _fits(device_total_bytes: int, limits: Limits) -> Fits | None:
     if limits.budget_bytes is None:
         return None
-    left = limits.budget_bytes - limits.context_bytes
-    return verdict(
-        device_total_bytes=device_total_bytes,
-        budget_bytes=limits.budget_bytes,
-        under_pressure=lambda: predictor.device == "cuda" and gets_through(predictor.program(settings, choice), left),
-    )
+    return verdict(device_total_bytes=device_total_bytes, budget_bytes=limits.budget_bytes)
 
 
 def _basis(entry: OptimizerEntry, temporaries: Basis) -> dict[str, str]:
@@ -160,9 +169,14 @@ def _basis(entry: OptimizerEntry, temporaries: Basis) -> dict[str, str]:
     }
 
 
-def _parts(live: Iterable[LivePart], entry: OptimizerEntry) -> tuple[PeakPart, ...]:
-    basis = _basis(entry, Basis.TRACED)
+def _parts(live: Iterable[LivePart], basis: Mapping[str, str]) -> tuple[PeakPart, ...]:
+    """Return the parts with their basis: what cuBLAS keeps is known from its source, but not seen in the trace."""
     return tuple(
-        PeakPart(name=part.name, category=part.category, num_bytes=part.num_bytes, basis=basis[part.category])
+        PeakPart(
+            name=part.name,
+            category=part.category,
+            num_bytes=part.num_bytes,
+            basis=Basis.ASSUMED if part.name == LIBRARY else basis[part.category],
+        )
         for part in live
     )

@@ -13,7 +13,7 @@ from effcli.memory.allocator import Allocator
 from effcli.memory.compose import resident, updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.scale import NotAffineError, scaled
-from effcli.memory.tape import Alloc, Begin, Free, MicroTape, StepTapes
+from effcli.memory.tape import Alloc, Begin, Free, MicroTape, Program, StepTapes
 from effcli.trace.batches import BatchShape, fake_batch, logits_for, own_loss
 from effcli.trace.optimizer import trace_update
 from effcli.trace.tracer import Tracer
@@ -111,12 +111,23 @@ class Predictor:
 
     def replay(self, settings: Settings, choice: Choice) -> Replay:
         """Return the highest moments of the first and of a later update on the target's allocator."""
-        return replay(self.program(settings, choice), self._target.allocator())
+        return self.play(self.program(settings, choice))
+
+    def play(self, program: Program) -> Replay:
+        """Return the highest moments of a program on the target's allocator."""
+        return replay(program, self._target.allocator())
+
+    def trace(self, settings: Settings) -> bool:
+        """Trace these settings themselves; return whether that was still to do."""
+        traced = self._traced_sizes(settings)
+        if settings.batch_size in traced:
+            return False
+        traced[settings.batch_size] = self._traced(settings)
+        return True
 
     def micro(self, settings: Settings) -> MicroTape:
         """Return the tape of one micro-batch: traced at two batch sizes, worked out from those at any other."""
-        key = (settings.max_length, settings.padded, settings.precision, settings.gradient_checkpointing)
-        traced = self._micros.setdefault(key, {})
+        traced = self._traced_sizes(settings)
         if settings.batch_size in traced:
             return traced[settings.batch_size]
         if len(traced) > 1:
@@ -125,7 +136,7 @@ class Predictor:
                 return scaled(smaller, larger, sizes=(first, second), to=settings.batch_size)
             except NotAffineError:
                 pass
-        traced[settings.batch_size] = self._traced(settings)
+        self.trace(settings)
         return traced[settings.batch_size]
 
     def steps(self, settings: Settings, choice: Choice) -> StepTapes:
@@ -143,6 +154,11 @@ class Predictor:
                 kernels=self._target.kernels,
             )
         return self._steps[key]
+
+    def _traced_sizes(self, settings: Settings) -> dict[int, MicroTape]:
+        """Return the tapes that were traced with settings like these, by batch size."""
+        key = (settings.max_length, settings.padded, settings.precision, settings.gradient_checkpointing)
+        return self._micros.setdefault(key, {})
 
     def _traced(self, settings: Settings) -> MicroTape:
         subject = self._subject

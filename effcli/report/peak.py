@@ -94,9 +94,7 @@ def verdict(plan: MemoryPlan) -> str:
     need, budget = plan.device_total_bytes or 0, plan.budget_bytes or 0
     words = {
         "fits": f"fits: {format_bytes(need)} of {format_bytes(budget)}, {format_bytes(budget - need)} to spare",
-        "tight": f"tight: {format_bytes(need)} of {format_bytes(budget)}, under 10 % to spare"
-        if need <= budget
-        else f"tight: {format_bytes(need)} would be taken of {format_bytes(budget)}; it fits if unused blocks go back",
+        "tight": f"tight: {format_bytes(need)} of {format_bytes(budget)}, {format_bytes(budget - need)} to spare",
         "no": f"no: {format_bytes(need)}, {format_bytes(need - budget)} more than the {format_bytes(budget)} there are",
     }
     largest = plan.largest_batch_size

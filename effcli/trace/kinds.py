@@ -29,6 +29,7 @@ _ATTENTION = frozenset(
         "baddbmm",
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
     }
 )

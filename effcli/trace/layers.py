@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from effcli.memory.extend import Repetition
+from effcli.memory.extend import UNITS, Repetition
 
 _PLACES = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "index"})
 """Attributes that only say where in the list a layer is."""
@@ -40,7 +40,7 @@ def shorten(model: torch.nn.Module, repetition: Repetition) -> None:
     """Keep of a list only the layers that are traced, numbered anew."""
     layers = model.get_submodule(repetition.name)
     kept = [layers[place] for place in repetition.kept]
-    layers._modules.clear()
+    del layers[:]
     layers.extend(kept)
 
 
@@ -50,7 +50,7 @@ def _period(looks: Sequence[Hashable]) -> int | None:
     The first unit may differ (T5's first layer holds the table of relative positions), and where the pattern doesn't
     divide the list, what is left over goes on in the pattern.
     """
-    for period in range(1, len(looks) // 6 + 1):
+    for period in range(1, len(looks) // (UNITS + 1) + 1):
         if all(looks[place] == looks[place + period] for place in range(period, len(looks) - period)):
             return period
     return None

@@ -25,7 +25,7 @@ _DEVICE = torch.ops.prim.device.default
 class Recorder(TorchDispatchMode):
     """Writes a tape of the operators called while it is entered; enter it inside the fake mode, so that it comes first.
 
-    Categories are those known at the time: `forward` or `backward` says which; `finished` of `effcli.trace.micro`
+    Categories are those known at the time: `forward` or `backward` says which; `effcli.trace.micro`
     corrects them. `source` names the module that runs. `padded` says whether masks have padding in them.
     """
 

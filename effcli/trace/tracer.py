@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 
 from effcli.errors import TraceError, UsageError, first_line
-from effcli.memory.extend import Repetition, extended
+from effcli.memory.extend import NotPeriodicError, Repetition, extended
 from effcli.memory.tape import MicroTape
 from effcli.models.build import parameter_infos
 from effcli.trace.fake import fake_tensors, make_fake
@@ -65,18 +66,20 @@ class Tracer:
                         backward=backward,
                         padded=padded,
                     )
-                for repetition in self._repetitions:
-                    tape = extended(tape, repetition)
-                return tape
             except UsageError:
                 raise
             except Exception as error:  # whatever the model's code raises, perhaps because layers are missing
                 if not self._repetitions:
                     raise TraceError(
-                        f"the peak cannot be predicted, since the model's code does not run without values: "
-                        f"{type(error).__name__}: {first_line(error)}"
+                        "the peak cannot be predicted, since the model's code does not run without values "
+                        f"({type(error).__name__}: {first_line(error)}); ask for what comes before activations alone"
                     ) from error
-                self._take(self._build(), ())
+            else:
+                try:
+                    return reduce(extended, self._repetitions, tape)
+                except NotPeriodicError:
+                    pass
+            self._take(self._build(), ())
 
     @property
     def is_shortened(self) -> bool:
