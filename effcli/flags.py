@@ -62,7 +62,7 @@ ESTIMATE_FLAG_OF: dict[str, str] = {
     "loop.budget": "--budget",
     "output.timeline": "--timeline",
 }
-"""Dotted field that only an estimate has -> flag."""
+"""Dotted field of an estimate or a search, and of no run -> flag."""
 
 SEARCH_FLAG_OF: dict[str, str] = {
     "loop.effective_batch": "--effective-batch",

@@ -21,7 +21,7 @@ NAMES = {
     "optimizer state",
     "attention",
     "dropout masks",
-    "autocast weight copies",
+    "autocast copies of weights",
     "cuBLAS workspaces",
     "logits and loss",
 }
@@ -161,7 +161,7 @@ def test_changes_are_ranked_and_say_where_the_peak_is_then(capsys: pytest.Captur
     text = shown(capsys, plans.plan())
     rows = section(text, "What a change would do to the peak")
     assert rows[1] == ["checkpointing: --gradient-checkpointing", "-900.00 MiB", "-44.3 %", "step"]
-    assert ["fused step: --optim-arg fused=true", "the same", "backward"] in rows
+    assert ["fused instead of foreach: --optim-arg", "the same", "backward"] in rows
     assert rows[-1] == ["one more accumulation step: --accum 2", "+230.03 MiB", "+11.3 %", "backward"]
 
 

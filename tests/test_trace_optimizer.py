@@ -17,10 +17,12 @@ from effcli.memory.tape import Alloc, Free, StepTape, StepTapes
 from effcli.models.build import parameter_infos
 from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import default_hyper
+from effcli.optim.implementation import with_implementation
 from effcli.optim.registry import entries, find, require
 from effcli.trace import step_recorder
 from effcli.trace.by_shape import ByShape
 from effcli.trace.cpu import CpuKernels
+from effcli.trace.cuda import CudaKernels
 from effcli.trace.optimizer import trace_update
 from effcli.trace.step_tapes import STATE
 from effcli.units import Basis, Category, ParamInfo, Placement
@@ -41,7 +43,8 @@ def traced(
 ) -> StepTapes:
     entry = find(name)
     resolved = {**default_hyper(entry), **hyper}
-    return trace_update(entry, params, resolved, decay, device=device, max_grad_norm=1.0, kernels=CpuKernels())
+    kernels = CpuKernels() if device == "cpu" else CudaKernels()
+    return trace_update(entry, params, resolved, decay, device=device, max_grad_norm=1.0, kernels=kernels)
 
 
 def peak(tape: StepTape) -> int:
@@ -221,16 +224,7 @@ def test_paged_state_is_on_no_tape_of_a_gpu_and_is_named() -> None:
 def test_an_optimizer_without_the_implementation_is_refused() -> None:
     for name, words in (("muon", "none that could be chosen"), ("radam", "auto or foreach or for-loop")):
         with pytest.raises(UsageError, match=words):
-            trace_update(
-                find(name),
-                FEW,
-                default_hyper(find(name)),
-                DECAY,
-                device="cuda",
-                max_grad_norm=1.0,
-                kernels=CpuKernels(),
-                implementation="fused",
-            )
+            with_implementation(find(name), default_hyper(find(name)), "fused")
 
 
 class ReadsValues(torch.optim.SGD):

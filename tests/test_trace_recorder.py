@@ -13,7 +13,7 @@ from effcli.trace.fake import fake_tensors
 from effcli.trace.micro import trace_micro
 from effcli.trace.recorder import Recorder
 from tests.profiled import profiled_peak
-from tests.test_trace_layers import PlainKernels, traced
+from tests.traces import PlainKernels, traced
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "llama"])

@@ -13,7 +13,10 @@ ADDED = "gradients before they are added"
 
 
 def resident(parameters: Iterable[ParamInfo], buffers: Mapping[str, int]) -> list[Alloc]:
-    """Return what is live before training: each parameter, and each buffer by its bytes."""
+    """Return what is live before training: each parameter, and each buffer by its bytes.
+
+    Buffers count among the activations, so that the weights are the parameters' bytes exactly.
+    """
     blocks = count(1)
     weights = [
         Alloc(next(blocks), parameter.num_bytes, Category.WEIGHTS, parameter.name, "weights")

@@ -20,7 +20,7 @@ CHOICES = 4
 """Answers to choose from in a multiple-choice row, as in SWAG."""
 
 
-OF_SOME = ("next_sentence_label", "sentence_order_label")
+PRETRAINING_LABELS = ("next_sentence_label", "sentence_order_label")
 """Labels that some models are pretrained with beside the tokens, such as BERT and ALBERT."""
 
 
@@ -58,7 +58,7 @@ def fake_batch(config: Any, task: str, shape: BatchShape) -> Batch:
     if task == "question-answering":
         return {**batch, "start_positions": _classes(rows), "end_positions": _classes(rows)}
     if task == "pretraining":
-        return {**batch, LABELS: _ids(rows, length), **{name: _classes(rows) for name in OF_SOME}}
+        return {**batch, LABELS: _ids(rows, length), **{name: _classes(rows) for name in PRETRAINING_LABELS}}
     if task == "regression":
         return {**batch, LABELS: torch.empty(rows)}
     return {**batch, LABELS: _classes(rows) if task == "classification" else _ids(rows, length)}
@@ -72,7 +72,9 @@ def own_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """
     known = inspect.signature(model.forward).parameters
     loss: torch.Tensor | None = getattr(
-        model(**{name: tensor for name, tensor in batch.items() if name in known or name not in OF_SOME}), "loss", None
+        model(**{name: tensor for name, tensor in batch.items() if name in known or name not in PRETRAINING_LABELS}),
+        "loss",
+        None,
     )
     if loss is None:
         raise UsageError(

@@ -12,7 +12,6 @@ from effcli.memory.state import StateSummary, predict_state
 from effcli.memory.tape import Alloc, StepTapes
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.groups import is_decayed
-from effcli.optim.implementation import with_implementation
 from effcli.trace.kernels import Kernels
 from effcli.trace.stand_in import StandIn, laws_of
 from effcli.trace.step_recorder import Build, Rehearsal
@@ -29,19 +28,16 @@ def trace_update(
     device: str,
     max_grad_norm: float,
     kernels: Kernels,
-    implementation: str | None = None,
 ) -> StepTapes:
     """Return what a first and a later update of the trainable parameters allocate on the device.
 
     The real optimizer steps on the meta device, where nothing has values, with the implementation that torch chooses
-    for `device`, or with `implementation`. One whose entry says what a step takes (`step_workspace`) is replaced by its
+    for `device`. One whose entry says what a step takes (`step_workspace`) is replaced by its
     laws. So is one that cannot step there, or keeps there what its state law doesn't say; its temporaries are left out.
 
     Raises:
-        UsageError: the optimizer has no such implementation, or an override fits no parameter.
+        UsageError: an override fits no parameter.
     """
-    if implementation is not None:
-        hyper = with_implementation(entry, hyper, implementation)
     params = {param.name: param for param in parameters if param.trainable}
     groups = _groups(params.values(), weight_decay)
     state = predict_state(entry, params.values(), hyper)
