@@ -165,6 +165,18 @@ def test_the_gradient_of_softmax_takes_a_product_as_large_as_itself() -> None:
     assert made.count(16 * 64 * 4) == 3  # output, gradient, and the product of the two for the time of the call
 
 
+def test_attention_with_all_scores_holds_them_three_times_while_it_looks_for_rows_without_a_number() -> None:
+    def attend(weight: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(weight, weight, weight)
+
+    made = sizes(traced(Calls(attend, 2, 4, 100, 64, dtype=BFLOAT), TURING))
+    scores = 2 * 4 * 100 * 100
+
+    # Scores, two softmaxes, and backward the gradients of two and the product that softmax takes: all in float32.
+    assert made.count(scores * 4) == 6
+    assert made.count(scores) == 1
+
+
 def test_blas_copies_the_expanded_gradient_of_a_sum() -> None:
     def linear(weight: torch.Tensor) -> torch.Tensor:
         return F.linear(weight[:48], weight[48:])

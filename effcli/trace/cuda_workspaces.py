@@ -44,6 +44,14 @@ def _softmax_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
     return [gradient.numel() * max(gradient.element_size(), output.element_size())]
 
 
+def _safe_softmax(capability: Capability, args: Sequence[Any]) -> list[int]:
+    """Return the softmax before rows without a number are replaced, and a byte for each element that is infinite.
+
+    `_safe_softmax` in `native/transformers/attention.cpp`.
+    """
+    return [_nbytes(args[0]), args[0].numel()]
+
+
 def _log_softmax_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
     """Return the contiguous copy of an expanded gradient (`host_softmax_backward`, `native/cuda/SoftMax.cu`)."""
     return _copy(args[0])
@@ -158,6 +166,7 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten.baddbmm.default: _matrices,
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten._foreach_norm.Scalar: _foreach_norm,
+    _aten._safe_softmax.default: _safe_softmax,
     _aten._log_softmax_backward_data.default: _log_softmax_backward,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.native_layer_norm.default: _layer_norm,
