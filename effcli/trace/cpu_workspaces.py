@@ -1,7 +1,6 @@
 """What CPU kernels allocate for the time of their call, in bytes, by operator. Sources are those of torch 2.13.
 
-Left out: what oneDNN takes for the gradient of a convolution's weights, which depends on the kernel that it chooses on
-the machine, and buffers of one small matrix.
+Left out are buffers of one small matrix.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from math import prod
 from typing import Any
 
 import torch
+
+from effcli.trace.cpu_convolution import convolution, convolution_backward
 
 Workspace = Callable[[int, Any, Sequence[Any]], Sequence[int]]
 """Number of threads, operator and its arguments -> sizes of storages that live together during the call."""
@@ -174,6 +175,8 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten.mean.default: _mean,
     _aten.mean.dim: _mean,
     _aten._linalg_svd.default: _singular_values,
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
     _aten.mm.default: _matrices,
     _aten.addmm.default: _matrices,
 }
