@@ -58,7 +58,7 @@ def updates(
             for event in joined.micro(micro, update, place):
                 yield event
                 if isinstance(event, Begin) and event.phase is Phase.FORWARD and place == 0:
-                    yield from joined.loaded(batch * held_batches)
+                    yield from joined.loaded(batch, held_batches)
         if step is not None:
             yield from joined.step(step, update, accum - 1)
         yield from joined.unloaded()
@@ -86,11 +86,11 @@ class _Joined:
         yield from map(Free, self._gradients.values())
         self._gradients = {}
 
-    def loaded(self, batches: Iterable[Alloc]) -> Iterator[Alloc]:
-        """Yield the tensors of an update's batches."""
-        for tensor in batches:
+    def loaded(self, batch: Iterable[Alloc], held_batches: int) -> Iterator[Alloc]:
+        """Yield the tensors of an update's batches, those of one name together."""
+        for tensor in batch if held_batches else ():
             self._batches.append(next(self._numbers))
-            yield tensor._replace(block=self._batches[-1])
+            yield tensor._replace(block=self._batches[-1], num_bytes=tensor.num_bytes * held_batches)
 
     def unloaded(self) -> Iterator[Free]:
         """Yield the ends of the batches."""

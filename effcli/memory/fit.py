@@ -13,8 +13,8 @@ from effcli.memory.tape import Program
 SPARE = 0.1
 """The share of a budget that a plan must leave free to be more than tight."""
 
-LARGEST_BATCH = 65_536
-"""Larger batches are not looked for: the answer then means "at least"."""
+LARGEST_BATCH = 2**31 - 1
+"""The largest batch that can be asked for."""
 
 RISK = 16
 """How many times the largest batch that is known to fit the next guess may be."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, under_pressure, verdict
@@ -15,7 +15,7 @@ from effcli.optim.implementation import has_implementation, with_implementation
 from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.spec import OptimSpec
 from effcli.trace.kinds import LIBRARY
-from effcli.units import Basis, Category, Phase
+from effcli.units import Basis, Category, ParamInfo, Phase, format_bytes, listed
 
 NUM_MODULES = 10
 """How many modules a plan names."""
@@ -60,7 +60,7 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
         parts=_parts(played.kinds, basis),
         modules=_parts(played.modules, basis)[:NUM_MODULES],
         timeline=timeline(played),
-        notes=steps.notes,
+        notes=(*_unreached(predictor.without_gradient(settings)), *steps.notes),
     )
 
 
@@ -156,6 +156,13 @@ def _fits(device_total_bytes: int, limits: Limits) -> Fits | None:
     if limits.budget_bytes is None:
         return None
     return verdict(device_total_bytes=device_total_bytes, budget_bytes=limits.budget_bytes)
+
+
+def _unreached(parameters: Sequence[ParamInfo]) -> Iterator[str]:
+    if parameters:
+        names = listed([param.name for param in parameters])
+        num_bytes = format_bytes(sum(param.num_bytes for param in parameters))
+        yield f"The task gives {names} no gradient ({num_bytes}): the peak has neither gradients nor state of theirs."
 
 
 def _basis(entry: OptimizerEntry, temporaries: Basis) -> dict[str, str]:

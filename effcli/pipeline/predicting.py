@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import RLock
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from effcli.data.columns import Objective
@@ -17,6 +18,7 @@ from effcli.memory.tape import Alloc, Begin, Free, MicroTape, Program, StepTapes
 from effcli.trace.batches import BatchShape, fake_batch, logits_for, own_loss
 from effcli.trace.optimizer import trace_update
 from effcli.trace.tracer import Tracer
+from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from effcli.optim.entry import Hyper, OptimizerEntry
     from effcli.spec import OptimSpec
     from effcli.trace.kernels import Kernels
+
+_ONE_AT_A_TIME = RLock()
+"""Held while tracing, which sets modes of torch and redirects the output of the whole process."""
 
 SIMULATED_MICRO_BATCHES = 3
 """Micro-batches of a window that are played: from the second on, each finds what the one before it found."""
@@ -100,14 +105,17 @@ class Predictor:
 
     def program(self, settings: Settings, choice: Choice) -> list[Alloc | Free | Begin]:
         """Return the events of the first and of a later update."""
+        with _ONE_AT_A_TIME:
+            return list(self._events(settings, choice))
+
+    def _events(self, settings: Settings, choice: Choice) -> Iterator[Alloc | Free | Begin]:
         tracer = self._tracer(settings)
         before = resident(tracer.parameters, tracer.buffers)
         steps = self.steps(settings, choice)
         accum = min(settings.accum, SIMULATED_MICRO_BATCHES)
         micro = self.micro(settings)
         held = settings.accum if self._target.device == "cpu" else 0
-        program = updates(before, micro, (steps.first, steps.later), built=steps.built, accum=accum, held_batches=held)
-        return list(program)
+        return updates(before, micro, (steps.first, steps.later), built=steps.built, accum=accum, held_batches=held)
 
     def replay(self, settings: Settings, choice: Choice) -> Replay:
         """Return the highest moments of the first and of a later update on the target's allocator."""
@@ -119,11 +127,12 @@ class Predictor:
 
     def trace(self, settings: Settings) -> bool:
         """Trace these settings themselves; return whether that was still to do."""
-        traced = self._traced_sizes(settings)
-        if settings.batch_size in traced:
-            return False
-        traced[settings.batch_size] = self._traced(settings)
-        return True
+        with _ONE_AT_A_TIME:
+            traced = self._traced_sizes(settings)
+            if settings.batch_size in traced:
+                return False
+            traced[settings.batch_size] = self._traced(settings)
+            return True
 
     def micro(self, settings: Settings) -> MicroTape:
         """Return the tape of one micro-batch: traced at two batch sizes, worked out from those at any other."""
@@ -139,14 +148,20 @@ class Predictor:
         self.trace(settings)
         return traced[settings.batch_size]
 
+    def without_gradient(self, settings: Settings) -> tuple[ParamInfo, ...]:
+        """Return the trainable parameters that the loss does not reach, such as those of a part that does not run."""
+        reached = self.micro(settings).gradients
+        parameters = self._tracer(settings).parameters
+        return tuple(param for param in parameters if param.trainable and param.name not in reached)
+
     def steps(self, settings: Settings, choice: Choice) -> StepTapes:
-        """Return the tapes of an optimizer's first and later steps."""
+        """Return the tapes of an optimizer's first and later steps; a parameter without gradient has no state."""
         dtype = weights_dtype(settings.precision)
         key = (choice.entry.name, repr(choice.hyper), choice.weight_decay, dtype, settings.max_grad_norm)
         if key not in self._steps:
             self._steps[key] = trace_update(
                 choice.entry,
-                self._tracer(settings).parameters,
+                self._stepped(settings),
                 choice.hyper,
                 choice.weight_decay,
                 device=self._target.device,
@@ -154,6 +169,11 @@ class Predictor:
                 kernels=self._target.kernels,
             )
         return self._steps[key]
+
+    def _stepped(self, settings: Settings) -> list[ParamInfo]:
+        """Return the parameters that the optimizer steps."""
+        left_out = {param.name for param in self.without_gradient(settings)}
+        return [param for param in self._tracer(settings).parameters if param.trainable and param.name not in left_out]
 
     def _traced_sizes(self, settings: Settings) -> dict[int, MicroTape]:
         """Return the tapes that were traced with settings like these, by batch size."""

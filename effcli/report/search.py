@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from rich.text import Text
 
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.text import count, parameter_counts, plain
+from effcli.spec import Task
 from effcli.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ def _explanations(record: SearchRecord) -> Iterable[tuple[str, str]]:
         yield "batch", "rows per micro-batch x micro-batches per update; smaller micro-batches fit as well"
         yield "device", "what must be free: tensors at the peak, the allocator's reserve (traced), CUDA (assumed)"
         yield "assumed", f"about speed: {'; '.join(record.assumed)}"
-        yield (
-            "to type",
-            f"effcli train {plain(record.model.name)} {record.configurations[(record.chosen or 1) - 1].flags}",
-        )
+        flags = record.configurations[(record.chosen or 1) - 1].flags
+        learnt = record.model.task in get_args(Task)
+        yield "to type", f"effcli {'train' if learnt else 'estimate'} {plain(record.model.name)} {flags}"
+        if not learnt:
+            yield "train", f"effcli train does not learn {record.model.task}; the settings are for a loop of your own"
     if record.recipe is not None:
         yield "recipe", f"row {record.chosen}: effcli train --recipe {record.recipe} --data YOUR_DATA"
     elif record.configurations:

@@ -91,13 +91,15 @@ def trace_micro(
 @contextmanager
 def _only_new_garbage() -> Iterator[None]:
     """Keep the collector from running by itself, and from looking at what was there before: seconds, with torch."""
+    was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _taken_by_libraries(recorder: Recorder, kernels: Kernels, phase: Phase) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from effcli.errors import first_line
+from effcli.errors import UsageError, first_line
 from effcli.memory.state import StateSummary, predict_state
 from effcli.memory.tape import Alloc, StepTapes
 from effcli.optim.entry import Hyper, OptimizerEntry
@@ -36,9 +36,11 @@ def trace_update(
     laws. So is one that cannot step there, or keeps there what its state law doesn't say; its temporaries are left out.
 
     Raises:
-        UsageError: an override fits no parameter.
+        UsageError: an override fits no parameter, or none is trained.
     """
     params = {param.name: param for param in parameters if param.trainable}
+    if not params:
+        raise UsageError("nothing to train: every parameter of the model is frozen; narrow --freeze")
     groups = _groups(params.values(), weight_decay)
     state = predict_state(entry, params.values(), hyper)
     notes = _notes(entry, state, device)
