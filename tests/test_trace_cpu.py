@@ -114,6 +114,20 @@ CALLS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
         plain(dtype)[0, :, ::2],
         plain(dtype)[0, :, :64],
     ),
+    "a choice of scores by position": lambda dtype: (
+        ATEN.gather.default,
+        plain(dtype),
+        -1,
+        torch.ones(8, 64, 32, dtype=torch.int64),
+    ),
+    "the gradient of such a choice": lambda dtype: (
+        ATEN.scatter_add.default,
+        plain(dtype),
+        -1,
+        torch.ones(8, 64, 32, dtype=torch.int64),
+        torch.rand(8, 64, 32, dtype=dtype),
+    ),
+    "windows that are shifted": lambda dtype: (ATEN.roll.default, plain(dtype), [2, 2], [1, 2]),
     "gelu": lambda dtype: (ATEN.gelu.default, turned(dtype)),
 }
 
@@ -143,6 +157,41 @@ def test_the_gradient_of_attention_takes_blocks_of_scores_for_each_thread(tokens
     said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
     row_sums = 4 * 256 * torch.get_num_threads()  # not said: too little
     assert sum(said) + sum(result.nbytes for result in kept[0]) == pytest.approx(taken, abs=row_sums)
+
+
+FILTERS = {
+    "patches of 16": (3, 64, 16, 16, 0),
+    "patches of 8": (3, 32, 8, 8, 0),
+    "the first layer of a ResNet": (3, 32, 7, 2, 3),
+    "channels in blocks": (16, 32, 3, 1, 1),
+    "fewer places": (16, 32, 3, 2, 1),
+}
+"""Channels in and out, size of a filter, stride, padding."""
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="oneDNN chooses kernels by processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_convolution_takes_what_is_said_beside_its_results(name: str, dtype: torch.dtype) -> None:
+    channels, filters, size, stride, padding = FILTERS[name]
+    values, weight = (
+        torch.rand(4, channels, 64, 64, dtype=dtype),
+        torch.rand(filters, channels, size, size, dtype=dtype),
+    )
+    geometry = [stride, stride], [padding, padding], [1, 1], False, [0, 0], 1
+    forward = ATEN.convolution.default, values, weight, torch.rand(filters, dtype=dtype), *geometry
+    gradient = ATEN.convolution(*forward[1:])
+    wanted = [channels > 3, True, True]
+    backward = ATEN.convolution_backward.default, gradient, values, weight, [filters], *geometry, wanted
+    for operator, *args in (forward, backward):
+        kept: list[Any] = []
+
+        taken = profiled_peak(lambda operator=operator, args=args, kept=kept: kept.append(operator(*args)))
+
+        results = kept[0] if isinstance(kept[0], tuple) else kept
+        said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
+        made = sum(result.nbytes for result in results if result is not None)
+        assert sum(said) + made == pytest.approx(taken, rel=1e-3)
 
 
 def test_more_threads_take_more_for_attention() -> None:

@@ -43,6 +43,11 @@ class _Shapes:
         return prod(self.output[2:])
 
     @property
+    def depthwise(self) -> bool:
+        """Return whether each channel has a filter of its own."""
+        return self.groups == self.values[1] > 1
+
+    @property
     def columns_bytes(self) -> int:
         """Return the bytes of a group's input as one column for each place of the output, for all rows."""
         pointwise = prod(self.weight[2:]) == 1 and set(self.stride) == {1} and set(self.padding) == {0}
@@ -63,17 +68,51 @@ def convolution(num_threads: int, operator: Any, args: Sequence[Any]) -> list[in
     values, weight, _, stride, padding, dilation, transposed, _, groups = args
     if transposed:
         return []
-    output = [
-        values.shape[0],
-        weight.shape[0],
-        *(
-            (size + 2 * pad - wide * (filter_size - 1) - 1) // step + 1
-            for size, pad, wide, filter_size, step in zip(
-                values.shape[2:], padding, dilation, weight.shape[2:], stride, strict=True
-            )
-        ),
+    places = [
+        (size + 2 * pad - wide * (filter_size - 1) - 1) // step + 1
+        for size, pad, wide, filter_size, step in zip(
+            values.shape[2:], padding, dilation, weight.shape[2:], stride, strict=True
+        )
     ]
-    shapes = _Shapes(
+    shapes = _shapes(values, weight, (values.shape[0], weight.shape[0], *places), stride, padding, groups)
+    if not shapes.by_onednn(num_threads):
+        return [shapes.columns_bytes]
+    filters = shapes.bytes_of(weight.shape)
+    if _channels_last(values, weight):
+        return [filters if shapes.depthwise else 2 * filters]
+    copied = _blocked(shapes, values.shape) if values.shape[1] >= _BLOCK else 0
+    return [max(copied + filters, _blocked(shapes, shapes.output))]
+
+
+def convolution_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return what the backward takes beside the gradients."""
+    gradient, values, weight, _, stride, padding, _, transposed, _, groups, wanted = args
+    if transposed:
+        return []
+    shapes = _shapes(values, weight, gradient.shape, stride, padding, groups)
+    filters, output = shapes.bytes_of(weight.shape), shapes.bytes_of(gradient.shape)
+    if shapes.by_onednn(num_threads) and _channels_last(values, weight):
+        return [3 * filters] if _channels_last(gradient) else [3 * filters, output]
+    own = [] if gradient.is_contiguous() else [output]
+    if not shapes.by_onednn(num_threads):
+        in_float = prod(gradient.shape) * _FLOAT_BYTES if wanted[2] and shapes.element_bytes != _FLOAT_BYTES else 0
+        return [max(shapes.columns_bytes + sum(own), in_float)]
+    if shapes.depthwise:
+        return [*own, _blocked(shapes, values.shape)]
+    # The gradient of a strided convolution's input is copied twice.
+    strided = 2 * _blocked(shapes, values.shape) if wanted[0] and set(stride) != {1} else 0
+    return [*own, max(_for_weights(shapes, num_threads), strided - filters, filters)]
+
+
+def _shapes(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    output: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+) -> _Shapes:
+    return _Shapes(
         values=values.shape,
         weight=weight.shape,
         output=output,
@@ -82,36 +121,14 @@ def convolution(num_threads: int, operator: Any, args: Sequence[Any]) -> list[in
         padding=padding,
         element_bytes=values.element_size(),
     )
-    if not shapes.by_onednn(num_threads):
-        return [shapes.columns_bytes]
-    copied = _blocked(shapes, values.shape) if values.shape[1] >= _BLOCK else 0
-    return [max(copied + shapes.bytes_of(weight.shape), _blocked(shapes, output))]
 
 
-def convolution_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
-    """Return what the backward takes beside the gradients."""
-    gradient, values, weight, _, stride, padding, _, transposed, _, groups, wanted = args
-    if transposed:
-        return []
-    shapes = _Shapes(
-        values=values.shape,
-        weight=weight.shape,
-        output=gradient.shape,
-        groups=groups,
-        stride=stride,
-        padding=padding,
-        element_bytes=values.element_size(),
+def _channels_last(*tensors: torch.Tensor) -> bool:
+    """Return whether one of them is a batch of images with the channels innermost (`mkldnn_conv_use_channels_last`)."""
+    return any(
+        tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in tensors
     )
-    own = [] if gradient.is_contiguous() else [shapes.bytes_of(gradient.shape)]
-    if not shapes.by_onednn(num_threads):
-        in_float = prod(gradient.shape) * _FLOAT_BYTES if wanted[2] and shapes.element_bytes != _FLOAT_BYTES else 0
-        return [max(shapes.columns_bytes + sum(own), in_float)]
-    if groups == values.shape[1] > 1:
-        return [*own, _blocked(shapes, values.shape)]
-    # The gradient of a strided convolution's input is copied twice.
-    strided = 2 * _blocked(shapes, values.shape) if wanted[0] and set(stride) != {1} else 0
-    filters = shapes.bytes_of(weight.shape)
-    return [*own, max(_for_weights(shapes, num_threads), strided - filters, filters)]
 
 
 def _for_weights(shapes: _Shapes, num_threads: int) -> int:

@@ -115,6 +115,23 @@ def _singular_values(num_threads: int, operator: Any, args: Sequence[Any]) -> li
     return [_nbytes(args[0])]
 
 
+def _gathered(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return the copy in float32 that half precision works on: of what is made or, of sums, of what they start from.
+
+    `cpu_scatter_gather_base_kernel` in `cpu/ScatterGatherKernel.cpp`.
+    """
+    values, _, index = args[:3]
+    if not values.is_floating_point() or values.element_size() >= _FLOAT_BYTES:
+        return []
+    return [_FLOAT_BYTES * (index if operator is _aten.gather.default else values).numel()]
+
+
+def _rolled(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return what is rolled along all dimensions but one (`roll_common`, `TensorTransformations.h`)."""
+    values, shifts = args[:2]
+    return [_nbytes(values)] if len(shifts) > 1 else []
+
+
 def _matrices(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return copies of operands that BLAS cannot take as they are (`addmm_impl_cpu_`, `LinearAlgebra.cpp`)."""
     return [_nbytes(operand) for operand in args[-2:] if not _has_leading_dimension(operand)]
@@ -175,6 +192,9 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten.mean.default: _mean,
     _aten.mean.dim: _mean,
     _aten._linalg_svd.default: _singular_values,
+    _aten.gather.default: _gathered,
+    _aten.scatter_add.default: _gathered,
+    _aten.roll.default: _rolled,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
     _aten.mm.default: _matrices,
