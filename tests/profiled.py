@@ -16,7 +16,7 @@ from effcli.storage import leaves
 def memory_changes(function: Callable[[], Any]) -> list[int]:
     """Return the sizes in bytes of the allocations (above 0) and frees (below) during the call, in order."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
