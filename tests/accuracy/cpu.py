@@ -60,9 +60,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
     errors = [abs(found.error) for found in outcomes]
     worst = max(outcomes, key=lambda found: abs(found.error))
     lines = [
-        f"{len(outcomes)} combinations: median error {statistics.median(errors):.4%}, worst {max(errors):.3%} "
-        f"({worst.case.model}, `{worst.case.optim}`). Measured on {date.today()} with torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {torch.get_num_threads()} thread(s).",
+        f"{len(outcomes)} combinations, two updates each: median error {statistics.median(errors):.4%}, worst "
+        f"{max(errors):.4%} ({worst.case.model}, `{worst.case.optim}`). Measured on {date.today()} with torch "
+        f"{torch.__version__}, transformers {transformers.__version__}, "
+        f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}.",
         "",
         "<details><summary>All combinations</summary>",
         "",
@@ -84,7 +85,7 @@ def _row(found: Outcome) -> str:
         f"{num_bytes / MIB:.3f}" for pair in zip(found.measured, found.predicted, strict=True) for num_bytes in pair
     ]
     cells = [case.model, case.optim, case.precision, "yes" if case.checkpointing else "no", str(case.accum)]
-    return f"| {' | '.join([*cells, '0.1' if case.dropout else '0', *peaks, f'{found.error:+.3%}'])} |"
+    return f"| {' | '.join([*cells, '0.1' if case.dropout else '0', *peaks, f'{found.error:+.4%}'])} |"
 
 
 def write(readme: Path, text: str) -> None:
