@@ -32,7 +32,7 @@ def run_plan(prepared: Prepared, progress: Progress) -> MemoryPlan | None:
 
 
 def _traced(prepared: Prepared) -> MemoryPlan:
-    """Return the plan; what changes would buy, and the largest batch, only where the run hardly fits or doesn't."""
+    """Return the plan; with verdict, largest batch and what changes would buy where the run hardly fits or doesn't."""
     loop, device, data = prepared.spec.loop, prepared.device, prepared.data
     subject, hyper = prepared_run(prepared)
     predictor = Predictor(subject, present(device))
@@ -55,7 +55,7 @@ def _traced(prepared: Prepared) -> MemoryPlan:
     )
     choice = Choice.of(prepared.entry, hyper, prepared.spec.optim)
     plan = plan_memory(predictor, settings, choice, limits)
-    if plan.fits in (None, "fits"):
-        return plan
+    if plan.fits in (None, "fits"):  # what is free just now is no property of the run
+        return plan.model_copy(update={"budget_bytes": None, "fits": None})
     plan = with_changes(plan, predictor, settings, choice)
     return with_largest_batch(plan, predictor, settings, choice, limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
@@ -161,7 +161,8 @@ class Rehearsal:
     def _recording(self) -> Iterator[None]:
         with (
             warnings.catch_warnings(),
-            redirect_stdout(StringIO()),  # some classes print, which would spoil a JSON document
+            redirect_stdout(StringIO()),  # some classes print, and will do so again when the run makes them
+            redirect_stderr(StringIO()),
             torch.random.fork_rng(devices=[]),
             _meta_taken_for(self._device),
             self._recorder,
