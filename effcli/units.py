@@ -119,6 +119,11 @@ class StateAmount:
     bytes: int
 
 
+def rounded_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
 def format_bytes(num_bytes: int) -> str:
     """Return `num_bytes` with a binary unit and two decimals from KiB upwards, such as `501.89 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

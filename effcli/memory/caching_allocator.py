@@ -12,7 +12,7 @@ import sys
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from effcli.units import MIB, format_bytes
+from effcli.units import MIB, format_bytes, rounded_up
 
 BLOCK_BYTES = 512
 """Sizes are rounded up to a multiple of this."""
@@ -76,7 +76,7 @@ class CachingAllocator:
         if not num_bytes:  # an empty tensor has no memory (`NativeCachingAllocator::allocate`)
             self._live[block] = None
             return 0
-        size = -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        size = rounded_up(num_bytes, BLOCK_BYTES)
         pool = self._small if size <= SMALL_BYTES else self._large
         taken = pool.take(size) or self._new_segment(pool, size)
         pool.split(taken, size)
@@ -184,4 +184,4 @@ def _segment_bytes(size: int) -> int:
         return SMALL_SEGMENT_BYTES
     if size < OWN_SEGMENT_BYTES:
         return LARGE_SEGMENT_BYTES
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
+    return rounded_up(size, PAGE_BYTES)

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-_FLOAT_BYTES = 4
+from effcli.trace.sizes import FLOAT_BYTES
+from effcli.units import rounded_up
+
 _BLOCK = 8
 """Channels of a block; an input with fewer is taken as it is."""
 _WIDEST_FILTER = 14
@@ -57,7 +59,7 @@ class _Shapes:
 
     def by_onednn(self, num_threads: int) -> bool:
         """Return whether oneDNN does it (`use_mkldnn`, `Convolution.cpp`)."""
-        if self.element_bytes != _FLOAT_BYTES:
+        if self.element_bytes != FLOAT_BYTES:
             return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         plain = prod(self.weight[2:]) == 1 and set(self.stride) == {1} and self.values[0] < 16 and self.groups == 1
         return num_threads > 1 or not plain
@@ -95,7 +97,7 @@ def convolution_backward(num_threads: int, operator: Any, args: Sequence[Any]) -
         return [3 * filters] if _channels_last(gradient) else [3 * filters, output]
     own = [] if gradient.is_contiguous() else [output]
     if not shapes.by_onednn(num_threads):
-        in_float = prod(gradient.shape) * _FLOAT_BYTES if wanted[2] and shapes.element_bytes != _FLOAT_BYTES else 0
+        in_float = prod(gradient.shape) * FLOAT_BYTES if wanted[2] and shapes.element_bytes != FLOAT_BYTES else 0
         return [max(shapes.columns_bytes + sum(own), in_float)]
     if shapes.depthwise:
         return [*own, _blocked(shapes, values.shape)]
@@ -148,5 +150,4 @@ def _for_weights(shapes: _Shapes, num_threads: int) -> int:
 
 def _blocked(shapes: _Shapes, shape: Sequence[int]) -> int:
     """Return the bytes of a tensor whose channels fill whole blocks."""
-    channels = -(-shape[1] // _BLOCK) * _BLOCK
-    return shapes.bytes_of((shape[0], channels, *shape[2:]))
+    return shapes.bytes_of((shape[0], rounded_up(shape[1], _BLOCK), *shape[2:]))

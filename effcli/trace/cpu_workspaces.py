@@ -5,7 +5,7 @@ Left out are buffers of one small matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
 from typing import Any
@@ -13,12 +13,10 @@ from typing import Any
 import torch
 
 from effcli.trace.cpu_convolution import convolution, convolution_backward
+from effcli.trace.sizes import FLOAT_BYTES, INDEX_BYTES, copies, has_leading_dimension, nbytes
 
 Workspace = Callable[[int, Any, Sequence[Any]], Sequence[int]]
 """Number of threads, operator and its arguments -> sizes of storages that live together during the call."""
-
-_INDEX_BYTES = 8
-_FLOAT_BYTES = 4
 
 
 def _promoted(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
@@ -53,23 +51,23 @@ def _safe_softmax(num_threads: int, operator: Any, args: Sequence[Any]) -> list[
 
 def _softmax(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return contiguous copies of what goes in (`softmax_cpu_out` and its backward, `SoftMax.cpp`)."""
-    return _copies(arg for arg in args[:2] if isinstance(arg, torch.Tensor))
+    return copies(*(arg for arg in args[:2] if isinstance(arg, torch.Tensor)))
 
 
 def _layer_norm(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return the contiguous copy of the input (`layer_norm_cpu`, `layer_norm.cpp`)."""
-    return _copies(args[:1])
+    return copies(args[0])
 
 
 def _layer_norm_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return copies of gradient and input, and each thread's sums of two gradients (`cpu/layer_norm_kernel.cpp`)."""
     gradient, values, shape = args[:3]
-    return [*_copies((gradient, values)), 2 * num_threads * prod(shape) * values.element_size()]
+    return [*copies(gradient, values), 2 * num_threads * prod(shape) * values.element_size()]
 
 
 def _embedding(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return contiguous copies of indices and, backward, of the gradient (`Embedding.cpp`)."""
-    return _copies(args[:2])
+    return copies(*args[:2])
 
 
 def _attention(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
@@ -77,8 +75,8 @@ def _attention(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int
     query, key = args[:2]
     rows, columns = _block(query, key)
     scores = num_threads * rows * columns
-    buffers = [_FLOAT_BYTES * (scores + num_threads * rows * (2 + query.shape[3]))]
-    return [*buffers, scores * query.element_size()] if query.element_size() < _FLOAT_BYTES else buffers
+    buffers = [FLOAT_BYTES * (scores + num_threads * rows * (2 + query.shape[3]))]
+    return [*buffers, scores * query.element_size()] if query.element_size() < FLOAT_BYTES else buffers
 
 
 def _attention_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
@@ -86,8 +84,8 @@ def _attention_backward(num_threads: int, operator: Any, args: Sequence[Any]) ->
     gradient, query, key = args[:3]
     rows, columns = _block(query, key)
     scores = 2 * num_threads * rows * columns
-    buffers = [*_copies((gradient.transpose(1, 2),)), scores * _FLOAT_BYTES]
-    return [*buffers, scores * query.element_size()] if query.element_size() < _FLOAT_BYTES else buffers
+    buffers = [*copies(gradient.transpose(1, 2)), scores * FLOAT_BYTES]
+    return [*buffers, scores * query.element_size()] if query.element_size() < FLOAT_BYTES else buffers
 
 
 def _block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
@@ -98,7 +96,7 @@ def _block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
 
 def _reduced(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return the copy of booleans as numbers that are summed (`sum_out`, `ReduceOps.cpp`)."""
-    return [args[0].numel() * _INDEX_BYTES] if args[0].dtype is torch.bool else []
+    return [args[0].numel() * INDEX_BYTES] if args[0].dtype is torch.bool else []
 
 
 def _mean(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
@@ -107,12 +105,12 @@ def _mean(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     if values.dtype not in (torch.bfloat16, torch.float16):
         return []
     num_sums = values.numel() // max(1, prod(values.shape[dim] for dim in dims))
-    return [values.numel() * _FLOAT_BYTES, num_sums * _FLOAT_BYTES]
+    return [values.numel() * FLOAT_BYTES, num_sums * FLOAT_BYTES]
 
 
 def _singular_values(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return the copy that LAPACK overwrites (`linalg_svd_out`, `BatchLinearAlgebra.cpp`), without its work array."""
-    return [_nbytes(args[0])]
+    return [nbytes(args[0])]
 
 
 def _gathered(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
@@ -121,36 +119,20 @@ def _gathered(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]
     `cpu_scatter_gather_base_kernel` in `cpu/ScatterGatherKernel.cpp`.
     """
     values, _, index = args[:3]
-    if not values.is_floating_point() or values.element_size() >= _FLOAT_BYTES:
+    if not values.is_floating_point() or values.element_size() >= FLOAT_BYTES:
         return []
-    return [_FLOAT_BYTES * (index if operator is _aten.gather.default else values).numel()]
+    return [FLOAT_BYTES * (index if operator is _aten.gather.default else values).numel()]
 
 
 def _rolled(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return what is rolled along all dimensions but one (`roll_common`, `TensorTransformations.h`)."""
     values, shifts = args[:2]
-    return [_nbytes(values)] if len(shifts) > 1 else []
+    return [nbytes(values)] if len(shifts) > 1 else []
 
 
 def _matrices(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return copies of operands that BLAS cannot take as they are (`addmm_impl_cpu_`, `LinearAlgebra.cpp`)."""
-    return [_nbytes(operand) for operand in args[-2:] if not _has_leading_dimension(operand)]
-
-
-def _has_leading_dimension(operand: torch.Tensor) -> bool:
-    (rows, columns), (row_stride, column_stride) = operand.shape, operand.stride()
-    by_column = row_stride == 1 and column_stride >= max(1, rows)
-    by_row = column_stride == 1 and row_stride >= max(1, columns)
-    return bool(by_column or by_row)
-
-
-def _copies(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return the sizes of contiguous copies of those that are not contiguous."""
-    return [_nbytes(tensor) for tensor in tensors if not tensor.is_contiguous()]
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
+    return [nbytes(operand) for operand in args[-2:] if not has_leading_dimension(operand)]
 
 
 _aten = torch.ops.aten

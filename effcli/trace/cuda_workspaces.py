@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from effcli.trace.cuda_attention import Capability
+from effcli.trace.sizes import FLOAT_BYTES, INDEX_BYTES, copies, has_leading_dimension, nbytes
+from effcli.units import rounded_up
 
 Workspace = Callable[[Capability, Sequence[Any]], Sequence[int]]
 """The device's capability and the operator's arguments -> sizes of storages that live together during the call."""
 
-_INDEX_BYTES = 8
-_FLOAT_BYTES = 4
 _CHUNK = 65536
 """Elements that a block of a foreach kernel works on (`kChunkSize`, `native/cuda/MultiTensorApply.cuh`)."""
 _UNSORTED_INDICES = 3072
@@ -25,17 +25,14 @@ def _matrices(capability: Capability, args: Sequence[Any]) -> list[int]:
 
     `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas` (`native/cuda/Blas.cpp`).
     """
-    return [_nbytes(operand) for operand in args[-2:] if not _has_leading_dimension(operand)]
+    return [nbytes(operand) for operand in args[-2:] if not _fits_blas(operand)]
 
 
-def _has_leading_dimension(operand: torch.Tensor) -> bool:
-    rows, columns = operand.shape[-2:]
+def _fits_blas(operand: torch.Tensor) -> bool:
+    """Return whether BLAS takes the operand; what is contiguous passes too, such as a matrix of one column."""
     row_stride, column_stride = operand.stride()[-2:]
-    by_column = row_stride == 1 and column_stride >= max(1, rows)
-    by_row = column_stride == 1 and row_stride >= max(1, columns)
-    # What is contiguous passes too, such as a matrix of one column.
     dense = operand.is_contiguous() and row_stride != 0 and column_stride != 0
-    return bool(by_column or by_row or dense)
+    return dense or has_leading_dimension(operand)
 
 
 def _softmax_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
@@ -49,12 +46,12 @@ def _safe_softmax(capability: Capability, args: Sequence[Any]) -> list[int]:
 
     `_safe_softmax` in `native/transformers/attention.cpp`.
     """
-    return [_nbytes(args[0]), args[0].numel()]
+    return [nbytes(args[0]), args[0].numel()]
 
 
 def _log_softmax_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
     """Return the contiguous copy of an expanded gradient (`host_softmax_backward`, `native/cuda/SoftMax.cu`)."""
-    return _copy(args[0])
+    return copies(args[0])
 
 
 def _embedding_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
@@ -66,18 +63,18 @@ def _embedding_backward(capability: Capability, args: Sequence[Any]) -> list[int
     gradient, indices = args[:2]
     count = indices.numel()
     if count <= _UNSORTED_INDICES:
-        return _copy(gradient)
-    width = max(gradient.element_size(), _FLOAT_BYTES)
-    return [*_copy(gradient), *([count * _INDEX_BYTES] * 6), gradient.numel() * width]
+        return copies(gradient)
+    width = max(gradient.element_size(), FLOAT_BYTES)
+    return [*copies(gradient), *([count * INDEX_BYTES] * 6), gradient.numel() * width]
 
 
 def _layer_norm(capability: Capability, args: Sequence[Any]) -> list[int]:
     """Return the contiguous copy of the input (`layer_norm_cuda`, `native/cuda/layer_norm_kernel.cu`)."""
-    return _copy(args[0])
+    return copies(args[0])
 
 
 def _layer_norm_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
-    return [*_copy(args[0]), *_copy(args[1])]
+    return copies(*args[:2])
 
 
 def _flash_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
@@ -88,16 +85,16 @@ def _flash_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
     """
     gradient, query, key, _, output = args[:5]
     batch, heads, length, size = query.shape
-    padded = batch * heads * _up(length, 128)
-    sums = [padded * _FLOAT_BYTES, padded * (_up(size, 32) if size <= 192 else 256) * _FLOAT_BYTES]
+    padded = batch * heads * rounded_up(length, 128)
+    sums = [padded * FLOAT_BYTES, padded * (rounded_up(size, 32) if size <= 192 else 256) * FLOAT_BYTES]
     shared = [batch * heads * key.shape[2] * size * key.element_size()] * 2 if key.shape[1] != heads else []
-    return [*_copy(gradient.transpose(1, 2)), *_copy(output.transpose(1, 2)), *sums, *shared]
+    return [*copies(gradient.transpose(1, 2), output.transpose(1, 2)), *sums, *shared]
 
 
 def _cudnn_backward(capability: Capability, args: Sequence[Any]) -> list[int]:
     """Return float32 sums as flash has them; an assumption, since cuDNN's source is closed."""
     batch, heads, length, size = args[1].shape
-    rows = batch * heads * length * _FLOAT_BYTES
+    rows = batch * heads * length * FLOAT_BYTES
     return [rows, rows * size]
 
 
@@ -114,12 +111,14 @@ def _efficient_backward(capability: Capability, args: Sequence[Any]) -> list[int
     rows = 64 if widest <= 64 else 128
     sums = []
     if capability >= (7, 0) or half:
-        tiles = _up(length, rows) // rows * (_up(size, 64) // 64)
-        sums = [batch * heads * tiles * (16 + rows * 64 * _FLOAT_BYTES)]
+        tiles = rounded_up(length, rows) // rows * (rounded_up(size, 64) // 64)
+        sums = [batch * heads * tiles * (16 + rows * 64 * FLOAT_BYTES)]
     if half and widest > _widest_in_registers(capability):
-        splits = max(1, min(_up(key.shape[2], 64) // 64, 200 // (batch * heads)))
-        sums.append(batch * heads * splits * 64 * (_up(size, rows) + _up(value.shape[3], rows)) * _FLOAT_BYTES)
-    return [*_copy(gradient.transpose(1, 2)), batch * heads * length * _FLOAT_BYTES, *sums]
+        splits = max(1, min(rounded_up(key.shape[2], 64) // 64, 200 // (batch * heads)))
+        sums.append(
+            batch * heads * splits * 64 * (rounded_up(size, rows) + rounded_up(value.shape[3], rows)) * FLOAT_BYTES
+        )
+    return [*copies(gradient.transpose(1, 2)), batch * heads * length * FLOAT_BYTES, *sums]
 
 
 def _widest_in_registers(capability: Capability) -> int:
@@ -135,26 +134,14 @@ def _index_put(capability: Capability, args: Sequence[Any]) -> list[int]:
     if not flags or not flags[0]:
         return []
     shape = torch.broadcast_shapes(*(index.shape for index in indices if index is not None))
-    return [shape.numel() * _INDEX_BYTES] * 3
+    return [shape.numel() * INDEX_BYTES] * 3
 
 
 def _foreach_norm(capability: Capability, args: Sequence[Any]) -> list[int]:
     """Return partial norms, for each tensor as many as the longest has chunks (`native/cuda/ForeachReduceOp.cu`)."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
-    return [len(tensors) * chunks * max(_FLOAT_BYTES, tensors[0].element_size())]
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _copy(tensor: torch.Tensor) -> list[int]:
-    return [] if tensor.is_contiguous() else [_nbytes(tensor)]
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    return [len(tensors) * chunks * max(FLOAT_BYTES, tensors[0].element_size())]
 
 
 _aten = torch.ops.aten
