@@ -17,6 +17,11 @@ def weights_dtype(precision: str) -> str:
     return "bfloat16" if precision == "bf16-pure" else "float32"
 
 
+def autocast_dtype(precision: str) -> str | None:
+    """Return the dtype that autocast computes in, as torch calls it; None where a precision has no autocast."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+
+
 def refuse_many_processes() -> None:
     """Refuse a launch with several processes, which would train unsynchronised copies.
 

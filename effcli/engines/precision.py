@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from effcli.devices import autocast_dtype
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the autocast context of `precision`; disabled for `fp32` and `bf16-pure`."""
-    dtype = AUTOCAST_DTYPE.get(precision)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+    dtype = autocast_dtype(precision)
+    return torch.autocast(device.type, dtype=dtype and getattr(torch, dtype), enabled=dtype is not None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from effcli.catalogue import lookup as catalogue
+from effcli.collector import collector_paused
 from effcli.errors import UnreachableError, UsageError, nearest
 from effcli.models.shape_cache import cache_key, load_shapes, store_shapes
 from effcli.models.source import config_file, config_values, unusable
@@ -68,7 +67,7 @@ def _shapes(name: str, config: Mapping[str, Any], task: str | None, num_labels: 
     key = cache_key(config, task, num_labels)
     shapes = load_shapes(key)
     if shapes is None:
-        with _collector_paused():
+        with collector_paused():
             from effcli.models.shapes import meta_shapes
             from effcli.models.tasks import default_task
 
@@ -76,19 +75,6 @@ def _shapes(name: str, config: Mapping[str, Any], task: str | None, num_labels: 
             shapes = meta_shapes(made, task or default_task(made), name=name, num_labels=num_labels)
         store_shapes(key, shapes)
     return shapes
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: importing torch and transformers makes millions of objects that stay, and walking them
-    again and again takes a sixth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def config_object(name: str, config: Mapping[str, Any]) -> Any:

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
+from effcli.collector import collector_paused
+from effcli.devices import autocast_dtype
 from effcli.memory.tape import BATCH, GRADIENT, OUTPUTS, Alloc, Event, Free, Mark, MicroTape
 from effcli.trace.kernels import Kernels
 from effcli.trace.kinds import COPIED, GRADIENTS, LAYERS, LIBRARY, LOGITS, PASSING, landmarks
 from effcli.trace.marks import watched
 from effcli.trace.recorder import Recorder
 from effcli.units import Category, Phase
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Batch = Mapping[str, torch.Tensor]
 Forward = Callable[[torch.nn.Module, Batch], Any]
@@ -35,14 +35,13 @@ def trace_micro(
     precision: str = "fp32",
     keep_outputs: bool = False,
     layers: Mapping[str, torch.nn.ModuleList] | None = None,
-    backward: bool = True,
     padded: bool = False,
 ) -> MicroTape:
     """Return what forward and backward of one micro-batch allocate.
 
     Model and batch are fake (`effcli.trace.fake`), and no parameter has a gradient. Under `precision` `bf16` and `fp16`
     the forward runs in autocast, the loss does not. `keep_outputs` keeps the forward's results as a loop does that
-    binds them to a name; `layers` are the lists whose elements are marked. Without `backward` the forward alone runs.
+    binds them to a name; `layers` are the lists whose elements are marked.
     `padded` says whether the batch's mask has padding in it, so that models keep it.
     """
     recorder = Recorder(kernels, padded=padded, known=landmarks(model))
@@ -50,11 +49,11 @@ def trace_micro(
         recorder.known(tensor)
     gradients: dict[str, int] = {}
     libraries: set[int] = set()
-    dtype = AUTOCAST.get(precision)
+    dtype = autocast_dtype(precision)
     with (
         _only_new_garbage(),
         recorder,
-        kernels.chosen(precision),
+        kernels.chosen(),
         watched(model, recorder, layers or {}),
         _gradients_noted(model, recorder, gradients),
     ):
@@ -64,17 +63,16 @@ def trace_micro(
             for name, tensor in batch.items()
         }
         libraries |= _taken_by_libraries(recorder, kernels, Phase.FORWARD)
-        with torch.autocast("cpu", dtype=dtype) if dtype else nullcontext():
+        with torch.autocast("cpu", dtype=getattr(torch, dtype)) if dtype else nullcontext():
             held = forward(model, batch)
         recorder.mark(OUTPUTS)
         recorder.source = LOGITS
         value = loss(held, batch)
         recorder.source = ""
-        if backward:
-            recorder.mark(Phase.BACKWARD)
-            recorder.in_backward = True
-            libraries |= _taken_by_libraries(recorder, kernels, Phase.BACKWARD)
-            value.backward()
+        recorder.mark(Phase.BACKWARD)
+        recorder.in_backward = True
+        libraries |= _taken_by_libraries(recorder, kernels, Phase.BACKWARD)
+        value.backward()
         if not keep_outputs:
             del held, value
         gc.collect()
@@ -91,15 +89,12 @@ def trace_micro(
 @contextmanager
 def _only_new_garbage() -> Iterator[None]:
     """Keep the collector from running by itself, and from looking at what was there before: seconds, with torch."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+    with collector_paused():
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
 
 def _taken_by_libraries(recorder: Recorder, kernels: Kernels, phase: Phase) -> set[int]:

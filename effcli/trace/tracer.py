@@ -42,7 +42,6 @@ class Tracer:
         loss: Loss,
         precision: str = "fp32",
         keep_outputs: bool = False,
-        backward: bool = True,
         padded: bool = False,
     ) -> MicroTape:
         """Return the tape of one micro-batch; `batch` makes it, the rest as in `effcli.trace.micro.trace_micro`.
@@ -63,7 +62,6 @@ class Tracer:
                         precision=precision,
                         keep_outputs=keep_outputs,
                         layers=self._layers,
-                        backward=backward,
                         padded=padded,
                     )
             except UsageError:
