@@ -45,6 +45,7 @@ def prepared_rows(num_rows: int) -> PreparedData:
         eval_rows=num_rows,
         skipped_rows=0,
         truncated_rows=0,
+        shortest=2,
         longest=2,
         num_tokens=2 * num_rows,
     )

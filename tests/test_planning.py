@@ -37,7 +37,7 @@ def tiny(dtype: str, recompute: bool) -> torch.nn.Module:
 
 def predictor(device: str = "cuda") -> Predictor:
     subject = Subject(build=tiny, config=TINY, task="classification", can_recompute=True)
-    return Predictor(subject, target(device, None))
+    return Predictor(subject, target(device))
 
 
 def choice(name: str = "adamw") -> Choice:
@@ -70,7 +70,7 @@ def test_a_layer_that_never_runs_takes_its_weights_alone() -> None:
     subject = Subject(
         build=build, config=SimpleNamespace(model_type="partly"), task="classification", can_recompute=False
     )
-    plan = plan_memory(Predictor(subject, target("cpu", None)), SETTINGS, choice(), NO_LIMIT)
+    plan = plan_memory(Predictor(subject, target("cpu")), SETTINGS, choice(), NO_LIMIT)
 
     model = Partly()
     optimizer = choice().entry.build(decay_groups(model, 0.01), choice().hyper)

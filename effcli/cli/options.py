@@ -27,9 +27,14 @@ ModelArgument = Annotated[
 Model = Annotated[Text, option("The same as the argument MODEL.", MODEL, "FOLDER|ID")]
 Task = Annotated[Text, option("classification or causal-lm. Guessed, and said.", MODEL, "NAME")]
 Freeze = Annotated[Texts, option("Do not train parameters whose name matches; repeatable.", MODEL, "PATTERN")]
-Attn = Annotated[
-    Text, option("Attention: sdpa, eager or flash_attention_2. Default: transformers' choice.", MODEL, "NAME")
-]
+
+
+def attn(panel: str) -> Any:
+    """Return the option for the implementation of attention, in a panel of the help."""
+    return option("Attention: sdpa, eager or flash_attention_2. Default: transformers' choice.", panel, "NAME")
+
+
+Attn = Annotated[Text, attn(MODEL)]
 StableEmbedding = Annotated[
     Switch,
     option("Replace embeddings by bitsandbytes' StableEmbedding (adds a LayerNorm).", MODEL, name="--stable-embedding"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,13 +39,16 @@ GradientCheckpointing = Annotated[
     o.Switch, o.option("Recompute activations instead of keeping them.", PEAK, name="--gradient-checkpointing")
 ]
 MaxGradNorm = Annotated[o.Text, o.option("Norm that gradients are clipped to; 0: never. Default: 1.", PEAK, "NUMBER")]
-Attn = Annotated[
-    o.Text, o.option("Attention: sdpa, eager or flash_attention_2. Default: transformers' choice.", PEAK, "NAME")
-]
+Attn = Annotated[o.Text, o.attn(PEAK)]
 Device = Annotated[o.Text, o.option("cuda or cpu; it need not be there. Default: cuda.", PEAK, "NAME")]
-Gpu = Annotated[
-    o.Text, o.option("What there is: 24GiB, or a card that `effcli gpus` lists.", PEAK, "BYTES|CARD", name="--gpu")
-]
+
+
+def gpu(panel: str) -> Any:
+    """Return the option for the memory that there is, in a panel of the help."""
+    return o.option("What there is: 24GiB, or a card that `effcli gpus` lists.", panel, "BYTES|CARD", name="--gpu")
+
+
+Gpu = Annotated[o.Text, gpu(PEAK)]
 Budget = Annotated[
     o.Text, o.option("The same as a check: exit code 6 where it does not fit.", PEAK, "BYTES|CARD", name="--budget")
 ]

@@ -26,9 +26,7 @@ Precisions = Annotated[
     o.Texts,
     o.option("Precision to try; repeatable. Default: bf16 (fp16 on older cards) and fp32.", SEARCH, "NAME"),
 ]
-Gpu = Annotated[
-    o.Text, o.option("What there is: 24GiB, or a card that `effcli gpus` lists.", SEARCH, "BYTES|CARD", name="--gpu")
-]
+Gpu = Annotated[o.Text, p.gpu(SEARCH)]
 Margin = Annotated[o.Text, o.option("Percent of it that stays free. Default: 10.", SEARCH, "NUMBER")]
 EffectiveBatch = Annotated[
     o.Text, o.option("Rows per update: micro-batch times accumulation. Default: 32.", SEARCH, "INTEGER")

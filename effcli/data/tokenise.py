@@ -29,8 +29,8 @@ FORMAT_VERSION = 1
 class PreparedData:
     """Tokenised rows: input_ids, attention_mask, token_type_ids where the tokenizer makes them, labels for classifiers.
 
-    `skipped_rows` (no text, or too short to learn from) and `truncated_rows` count both splits; `longest` and
-    `num_tokens` are tokens of the training rows.
+    `skipped_rows` (no text, or too short to learn from) and `truncated_rows` count both splits; `shortest`,
+    `longest` and `num_tokens` are tokens of the training rows.
     """
 
     train: Dataset
@@ -39,6 +39,7 @@ class PreparedData:
     eval_rows: int
     skipped_rows: int
     truncated_rows: int
+    shortest: int
     longest: int
     num_tokens: int
 
@@ -74,6 +75,7 @@ def tokenise(
         eval_rows=eval_rows,
         skipped_rows=len(raw.train) - len(train) + (len(raw.eval) if raw.eval is not None else 0) - eval_rows,
         truncated_rows=train_cut + eval_cut,
+        shortest=int(pc.min(lengths).as_py()),
         longest=int(pc.max(lengths).as_py()),
         num_tokens=int(pc.sum(lengths).as_py()),
     )

@@ -141,7 +141,7 @@ def _question(spec: EstimateSpec, given: Room) -> _Question:
     return _Question(
         spec=spec,
         described=described,
-        predictor=Predictor(estimated(described.known, spec), target("cuda", given.card)),
+        predictor=Predictor(estimated(described.known, spec), target("cuda", given.capability)),
     )
 
 

@@ -30,6 +30,11 @@ class Room:
         return next((given.card for given in (self.gpu, self.budget) if given is not None and given.card), None)
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """Return the compute capability of the card; None where no card was named."""
+        return self.card.capability if self.card else None
+
+    @property
     def num_bytes(self) -> int | None:
         """Return what a plan is held against: the budget before the card."""
         given = self.budget or self.gpu

@@ -26,15 +26,8 @@ def plans(
     """
     quiet_transformers()
     loop = spec.loop
-    predictor = Predictor(estimated(known, spec), target(loop.device, given.card))
-    settings = Settings(
-        batch_size=loop.batch_size,
-        max_length=spec.data.max_length or 0,
-        accum=loop.accum,
-        precision=loop.precision,
-        gradient_checkpointing=loop.gradient_checkpointing,
-        max_grad_norm=loop.max_grad_norm,
-    )
+    predictor = Predictor(estimated(known, spec), target(loop.device, given.capability))
+    settings = Settings.of(loop, max_length=spec.data.max_length or 0)
     limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
     found: list[MemoryPlan] = []
     for entry, hyper, optim in zip(entries, settled, spec.optim, strict=True):

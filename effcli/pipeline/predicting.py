@@ -23,8 +23,9 @@ from effcli.units import ParamInfo
 if TYPE_CHECKING:
     import torch
 
+    from effcli.estimate_spec import EstimatedLoopSpec
     from effcli.optim.entry import Hyper, OptimizerEntry
-    from effcli.spec import OptimSpec
+    from effcli.spec import LoopSpec, OptimSpec
     from effcli.trace.kernels import Kernels
 
 _ONE_AT_A_TIME = RLock()
@@ -45,6 +46,18 @@ class Settings:
     gradient_checkpointing: bool = False
     max_grad_norm: float = 1.0
     padded: bool = False
+
+    @classmethod
+    def of(cls, loop: LoopSpec | EstimatedLoopSpec, *, max_length: int) -> Settings:
+        """Return what a loop's specification says, for full rows."""
+        return cls(
+            batch_size=loop.batch_size,
+            max_length=max_length,
+            accum=loop.accum,
+            precision=loop.precision,
+            gradient_checkpointing=loop.gradient_checkpointing,
+            max_grad_norm=loop.max_grad_norm,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

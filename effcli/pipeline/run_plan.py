@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import pyarrow.compute as pc
 
 from effcli.devices import available_bytes
 from effcli.errors import TraceError
@@ -37,15 +36,10 @@ def _traced(prepared: Prepared) -> MemoryPlan:
     subject, hyper = prepared_run(prepared)
     predictor = Predictor(subject, present(device))
     batch_size = min(loop.batch_size, data.train_rows)
-    shortest = pc.min(pc.list_value_length(data.train.data.column("input_ids"))).as_py()
-    settings = Settings(
+    settings = replace(
+        Settings.of(loop, max_length=data.longest),
         batch_size=batch_size,
-        max_length=data.longest,
-        accum=loop.accum,
-        precision=loop.precision,
-        gradient_checkpointing=loop.gradient_checkpointing,
-        max_grad_norm=loop.max_grad_norm,
-        padded=batch_size > 1 and shortest < data.longest,
+        padded=batch_size > 1 and data.shortest < data.longest,
     )
     context_bytes = CONTEXT_BYTES if device.type == "cuda" else 0
     free_bytes = available_bytes(device)

@@ -17,12 +17,12 @@ from effcli.pipeline.build import Built, build
 from effcli.pipeline.predicting import Subject, Target
 from effcli.trace.cpu import CpuKernels
 from effcli.trace.cuda import CudaKernels
+from effcli.trace.cuda_attention import Capability
 
 if TYPE_CHECKING:
     import torch
 
     from effcli.estimate_spec import EstimateSpec
-    from effcli.memory.cards import Card
     from effcli.optim.entry import Hyper
     from effcli.pipeline.prepare import Prepared
 
@@ -50,14 +50,21 @@ def prepared_run(prepared: Prepared) -> tuple[Subject, Hyper]:
         loop = spec.loop.model_copy(update={"precision": precision, "gradient_checkpointing": recompute})
         return build(replace(prepared, spec=spec.model_copy(update={"loop": loop})), meta=True)
 
-    usual = built(weights_dtype(spec.loop.precision), False)
+    asked = (weights_dtype(spec.loop.precision), spec.loop.gradient_checkpointing)
+    first = built(*asked)
+    unused = {asked: first.model}  # who asks for a model changes it, so this one serves once
+
+    def build_or_take(dtype: str, recompute: bool) -> torch.nn.Module:
+        model = unused.pop((dtype, recompute), None)
+        return _without_cache(built(dtype, recompute).model if model is None else model)
+
     subject = Subject(
-        build=lambda dtype, recompute: _without_cache(built(dtype, recompute).model),
+        build=build_or_take,
         config=prepared.source.config,
         task=prepared.problem.objective,
-        can_recompute=plain_model(usual.model).supports_gradient_checkpointing,
+        can_recompute=plain_model(first.model).supports_gradient_checkpointing,
     )
-    return subject, usual.hyper
+    return subject, first.hyper
 
 
 def _without_cache(model: torch.nn.Module) -> torch.nn.Module:
@@ -67,19 +74,16 @@ def _without_cache(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def target(device: str, card: Card | None) -> Target:
-    """Return the device that is imitated; of a CUDA device without a name, one with flash attention and no Hopper."""
+def target(device: str, capability: Capability | None = None) -> Target:
+    """Return the device that is imitated; a CUDA device of unknown capability has flash attention and is no Hopper."""
     if device == "cpu":
         return Target(device="cpu", kernels=CpuKernels(), allocator=PlainAllocator)
-    kernels = CudaKernels() if card is None else CudaKernels(capability=card.capability)
+    kernels = CudaKernels() if capability is None else CudaKernels(capability=capability)
     return Target(device="cuda", kernels=kernels, allocator=CachingAllocator)
 
 
 def present(device: torch.device) -> Target:
     """Return the device that a run is on."""
-    if device.type == "cpu":
-        return target("cpu", None)
     import torch
 
-    kernels = CudaKernels(capability=torch.cuda.get_device_capability(device))
-    return Target(device="cuda", kernels=kernels, allocator=CachingAllocator)
+    return target(device.type, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)

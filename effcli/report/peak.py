@@ -92,16 +92,17 @@ def peak_facts(plan: MemoryPlan) -> Iterable[tuple[str, str]]:
 def verdict(plan: MemoryPlan) -> str:
     """Return in a sentence whether the plan fits its budget, and the largest batch that does."""
     need, budget = plan.device_total_bytes or 0, plan.budget_bytes or 0
-    words = {
-        "fits": f"fits: {format_bytes(need)} of {format_bytes(budget)}, {format_bytes(budget - need)} to spare",
-        "tight": f"tight: {format_bytes(need)} of {format_bytes(budget)}, {format_bytes(budget - need)} to spare",
-        "no": f"no: {format_bytes(need)}, {format_bytes(need - budget)} more than the {format_bytes(budget)} there are",
-    }
+    if plan.fits == "no":
+        words = (
+            f"no: {format_bytes(need)}, {format_bytes(need - budget)} more than the {format_bytes(budget)} there are"
+        )
+    else:
+        words = f"{plan.fits}: {format_bytes(need)} of {format_bytes(budget)}, {format_bytes(budget - need)} to spare"
     largest = plan.largest_batch_size
     if largest is None:
-        return words[plan.fits or "no"]
+        return words
     batch = f"the largest batch that fits is {format_count(largest)}" if largest else "not even a batch of 1 fits"
-    return f"{words[plan.fits or 'no']}; {batch}"
+    return f"{words}; {batch}"
 
 
 def phase_table(plan: MemoryPlan) -> Table:
