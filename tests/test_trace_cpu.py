@@ -141,7 +141,7 @@ def test_a_kernel_takes_what_is_said_beside_its_results(name: str, dtype: torch.
     taken = profiled_peak(lambda: kept.append(operator(*args)))
 
     results = [result for result in (kept[0] if isinstance(kept[0], tuple) else kept) if result is not args[0]]
-    said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
+    said = CpuKernels().workspace_bytes(operator, args)
     assert sum(said) + sum(result.untyped_storage().nbytes() for result in results) == pytest.approx(taken, abs=64)
 
 
@@ -154,7 +154,7 @@ def test_the_gradient_of_attention_takes_blocks_of_scores_for_each_thread(tokens
 
     taken = profiled_peak(lambda: kept.append(operator(*args)))
 
-    said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
+    said = CpuKernels().workspace_bytes(operator, args)
     row_sums = 4 * 256 * torch.get_num_threads()  # not said: too little
     assert sum(said) + sum(result.nbytes for result in kept[0]) == pytest.approx(taken, abs=row_sums)
 
@@ -189,7 +189,7 @@ def test_a_convolution_takes_what_is_said_beside_its_results(name: str, dtype: t
         taken = profiled_peak(lambda operator=operator, args=args, kept=kept: kept.append(operator(*args)))
 
         results = kept[0] if isinstance(kept[0], tuple) else kept
-        said = CpuKernels().workspace_bytes(operator, args, {}, kept[0])
+        said = CpuKernels().workspace_bytes(operator, args)
         made = sum(result.nbytes for result in results if result is not None)
         assert sum(said) + made == pytest.approx(taken, rel=1e-3)
 
@@ -198,7 +198,7 @@ def test_more_threads_take_more_for_attention() -> None:
     operator = ATEN._scaled_dot_product_flash_attention_for_cpu.default
     args = [heads(torch.float32, 20)] * 3
 
-    one, eight = (sum(CpuKernels(num_threads=count).workspace_bytes(operator, args, {}, None)) for count in (1, 8))
+    one, eight = (sum(CpuKernels(num_threads=count).workspace_bytes(operator, args)) for count in (1, 8))
 
     assert eight == 8 * one
 

@@ -65,10 +65,10 @@ MODELS: dict[str, tuple[Any, str, str]] = {
 class PlainKernels:
     """Kernels that take nothing beside what they return."""
 
-    def chosen(self, precision: str) -> AbstractContextManager[Any]:
+    def chosen(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def workspace_bytes(self, operator: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    def workspace_bytes(self, operator: Any, args: Any) -> tuple[int, ...]:
         return ()
 
     def lasting_bytes(self) -> Mapping[str, tuple[int, ...]]:

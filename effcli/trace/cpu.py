@@ -18,13 +18,11 @@ class CpuKernels:
 
     num_threads: int = field(default_factory=torch.get_num_threads)
 
-    def chosen(self, precision: str) -> AbstractContextManager[Any]:
+    def chosen(self) -> AbstractContextManager[Any]:
         """Return a context in which random states are counted; else fake CPU tensors choose as real ones do."""
         return _random_states_seen()
 
-    def workspace_bytes(
-        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> Sequence[int]:
+    def workspace_bytes(self, operator: Any, args: Sequence[Any]) -> Sequence[int]:
         """Return the sizes of storages that the kernel of `operator` takes for the time of the call alone."""
         workspace = WORKSPACES.get(operator)
         return () if workspace is None else workspace(self.num_threads, operator, args)

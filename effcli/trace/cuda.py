@@ -27,13 +27,11 @@ class CudaKernels:
 
     capability: Capability = (8, 0)
 
-    def chosen(self, precision: str) -> AbstractContextManager[Any]:
+    def chosen(self) -> AbstractContextManager[Any]:
         """Return a context in which functions choose the operators that the device would choose."""
         return CudaFunctions(self.capability)
 
-    def workspace_bytes(
-        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> Sequence[int]:
+    def workspace_bytes(self, operator: Any, args: Sequence[Any]) -> Sequence[int]:
         """Return the sizes of storages that the kernel of `operator` takes for the time of the call alone."""
         workspace = WORKSPACES.get(operator)
         return () if workspace is None else workspace(self.capability, args)

@@ -10,15 +10,13 @@ from typing import Any, Protocol
 class Kernels(Protocol):
     """A device's kernels, as far as they allocate otherwise than those that run under fake CPU tensors."""
 
-    def chosen(self, precision: str) -> AbstractContextManager[Any]:
+    def chosen(self) -> AbstractContextManager[Any]:
         """Return a context in which functions choose the operators that the device would choose.
 
         `precision` is a name of `effcli.spec.Precision`; autocast itself is opened by the caller.
         """
 
-    def workspace_bytes(
-        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> Sequence[int]:
+    def workspace_bytes(self, operator: Any, args: Sequence[Any]) -> Sequence[int]:
         """Return the sizes of storages that the kernel of `operator` takes for the time of the call alone."""
 
     def lasting_bytes(self) -> Mapping[str, Sequence[int]]:

@@ -32,8 +32,8 @@ def trace_update(
     """Return what a first and a later update of the trainable parameters allocate on the device.
 
     The real optimizer steps on the meta device, where nothing has values, with the implementation that torch chooses
-    for `device`. One whose entry says what a step takes (`step_workspace`) is replaced by its
-    laws. So is one that cannot step there, or keeps there what its state law doesn't say; its temporaries are left out.
+    for `device`. One whose entry says what a step takes (`step_workspace`) is replaced by its laws. So is one that
+    cannot step there, or keeps there what its state law doesn't say; its temporaries are left out.
 
     Raises:
         UsageError: an override fits no parameter, or none is trained.

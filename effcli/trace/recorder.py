@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
         result = self.answer(func, args, kwargs)
         note_truth(func, args, result)
         made = [self._made(tensor, func, args) for tensor in _tensors(result)]
-        sizes = self._kernels.workspace_bytes(func, args, kwargs, result)
+        sizes = self._kernels.workspace_bytes(func, args)
         self.events += map(Free, [self.workspace(num_bytes, "kernel workspaces") for num_bytes in sizes])
         if self.in_backward and func is torch.ops.aten.add.Tensor and made and made[0] is not None:
             self._sum = self._candidate(args, made[0])
