@@ -22,6 +22,7 @@ FLAG_OF: dict[str, str] = {
     "data.delimiter": "--delimiter",
     "data.encoding": "--encoding",
     "data.max_length": "--max-length",
+    "data.max_target_length": "--max-target-length",
     "data.limit_rows": "--limit-rows",
     "optim.name": "--optim",
     "optim.lr": "--lr",

@@ -13,7 +13,7 @@ from effcli.errors import UsageError
 from effcli.faults import explain
 from effcli.values import Scalar, as_list, scalars
 
-Task = Literal["classification", "causal-lm"]
+Task = Literal["classification", "causal-lm", "seq2seq"]
 Engine = Literal["pytorch", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -75,15 +75,17 @@ class DataSpec(Section):
     eval: Text | None = None
     """Evaluation rows, in the same forms; none means the validation split where the data has one."""
     text_columns: tuple[Text, ...] = Field(default=(), max_length=2)
-    """One or two text columns; guessed by name when not given."""
+    """One or two text columns, in seq2seq the source; guessed by name when not given."""
     label_column: Text | None = None
-    """Label column; guessed by name when not given."""
+    """Label column, in seq2seq the target text; guessed by name when not given."""
     delimiter: Text | None = None
     """Field separator of CSV files; guessed when not given."""
     encoding: Text = "utf-8"
     """Text encoding of files."""
     max_length: int | None = Field(default=None, ge=2, le=LARGEST)
     """Tokens kept per row; none means the model's limit, at most 512."""
+    max_target_length: int | None = Field(default=None, ge=2, le=LARGEST)
+    """Tokens kept of a seq2seq target; none means as many as of the source, if the decoder reads as many."""
     limit_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Use only the first rows of the training data."""
 

@@ -25,7 +25,7 @@ ModelArgument = Annotated[
     typer.Argument(help="Folder or hub id; without it the built-in model.", metavar="MODEL", show_default=False),
 ]
 Model = Annotated[Text, option("The same as the argument MODEL.", MODEL, "FOLDER|ID")]
-Task = Annotated[Text, option("classification or causal-lm. Guessed, and said.", MODEL, "NAME")]
+Task = Annotated[Text, option("classification, causal-lm or seq2seq. Guessed, and said.", MODEL, "NAME")]
 Freeze = Annotated[Texts, option("Do not train parameters whose name matches; repeatable.", MODEL, "PATTERN")]
 
 
@@ -57,11 +57,14 @@ Data = Annotated[
 EvalData = Annotated[
     Text, option("Evaluation rows. Default: the data's validation split, if it has one.", DATA, "PATH|ID")
 ]
-TextColumn = Annotated[Texts, option("Text column; twice for pairs. Guessed by name.", DATA, "NAME")]
-LabelColumn = Annotated[Text, option("Label column. Guessed by name.", DATA, "NAME")]
+TextColumn = Annotated[Texts, option("Text (source) column; twice for pairs. Guessed by name.", DATA, "NAME")]
+LabelColumn = Annotated[Text, option("Label (target text) column. Guessed by name.", DATA, "NAME")]
 Delimiter = Annotated[Text, option("Field separator of CSV files. Guessed.", DATA, "CHARACTER")]
 Encoding = Annotated[Text, option("Text encoding of files. Default: utf-8.", DATA, "NAME")]
 MaxLength = Annotated[Text, option("Tokens kept per row. Default: the model's limit, at most 512.", DATA, "INTEGER")]
+MaxTargetLength = Annotated[
+    Text, option("Tokens kept of a seq2seq target. Default: as --max-length.", DATA, "INTEGER")
+]
 LimitRows = Annotated[Text, option("Use only the first rows of the training data.", DATA, "INTEGER")]
 
 Optim = Annotated[

@@ -27,6 +27,7 @@ def train(
     delimiter: o.Delimiter = None,
     encoding: o.Encoding = None,
     max_length: o.MaxLength = None,
+    max_target_length: o.MaxTargetLength = None,
     limit_rows: o.LimitRows = None,
     optim: o.Optim = None,
     lr: o.LearningRate = None,

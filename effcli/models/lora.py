@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 BASE = "base"
 """Folder beside the adapters: configuration of the model below them, and its weights where no one else has them."""
 
-_TASK_TYPES = {"classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
+_TASK_TYPES = {"classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM"}
 _AUTO_CLASSES = {
     "classification": "AutoPeftModelForSequenceClassification",
     "causal-lm": "AutoPeftModelForCausalLM",
+    "seq2seq": "AutoPeftModelForSeq2SeqLM",
 }
 _HEADS_OF_PEFT = ("classifier", "score")
 """Heads that peft trains for `SEQ_CLS` without being told (peft/peft_model.py, 0.21)."""
