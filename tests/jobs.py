@@ -22,6 +22,7 @@ from transformers import (
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
 from effcli.engines.base import Job, Loop, UpdateResult
 from effcli.engines.clipping import PercentileClipping
+from effcli.engines.course import Course
 from effcli.engines.window import WindowLoss
 from effcli.optim.groups import decay_groups
 
@@ -95,8 +96,10 @@ class Recorder:
     results: list[UpdateResult] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     limits: list[float | None] = field(default_factory=list)
+    scaler: torch.amp.GradScaler | None = None
 
-    def train_begin(self) -> None:
+    def train_begin(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        self.scaler = scaler
         set_seed(self.seed)
 
     def after_update(self, result: UpdateResult) -> None:
@@ -152,10 +155,8 @@ def run_job(
     loop = Loop(
         device=torch.device("cpu"),
         precision=precision,
-        batch_size=batch_size,
-        accum=accum,
+        course=Course(num_rows=len(made_rows), batch_size=batch_size, accum=accum),
         max_grad_norm=max_grad_norm,
-        updates_per_epoch=per_epoch,
         total_updates=total,
         seed=42,
         percentile_clipping=percentile,

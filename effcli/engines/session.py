@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from effcli.engines.base import EvalResult, Progress, UpdateResult
+from effcli.engines.course import Course
 from effcli.errors import InterruptedRunError, TrainingFailedError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class TrainingSession:
     """
 
     start_update: int
-    updates_per_epoch: int
+    course: Course
     total_updates: int
     save_every: int | None
     progress: Progress
@@ -70,9 +74,11 @@ class TrainingSession:
     evaluations: list[Evaluation] = field(default_factory=list)
     update: int = 0
     stop_signal: int | None = None
+    scaler: torch.amp.GradScaler | None = None
 
-    def train_begin(self) -> None:
+    def train_begin(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Set the random state and start the clock."""
+        self.scaler = scaler
         self.update = self.start_update
         self.prepare()
         self.progress.start(first_update=self.start_update, total_updates=self.total_updates)
@@ -89,7 +95,7 @@ class TrainingSession:
         self.pause_clock()
         self.update += 1
         self._check_finite(result)
-        epoch = self.update / self.updates_per_epoch
+        epoch = self.course.epochs(self.update)
         line = Update(
             update=self.update,
             epoch=epoch,
@@ -102,7 +108,7 @@ class TrainingSession:
         self.progress.update(
             update=line.update, epoch=epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
         )
-        ends_epoch = self.update % self.updates_per_epoch == 0
+        ends_epoch = self.course.ends_epoch(self.update)
         last = self.update == self.total_updates
         if self.evaluate is not None and (ends_epoch or last):
             evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
