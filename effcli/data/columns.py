@@ -9,13 +9,14 @@ from effcli.data.guess import LABEL_NAMES, guess_text_columns, text_like_columns
 from effcli.data.labels import LabelMap, check_labels
 from effcli.data.learn_labels import learn_labels
 from effcli.data.places import data_columns
+from effcli.data.source_target import holds_classes, source_and_target
 from effcli.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from effcli.data.source import RawTables
     from effcli.spec import RunSpec, Task
 
-Objective = Literal["classification", "regression", "causal-lm"]
+Objective = Literal["classification", "regression", "causal-lm", "seq2seq"]
 ProblemType = Literal["single_label_classification", "regression"]
 
 
@@ -23,7 +24,8 @@ ProblemType = Literal["single_label_classification", "regression"]
 class Problem:
     """What is learnt from which columns. `notes` are sentences on everything that was guessed.
 
-    `num_labels` is the number of outputs of a classifier: classes, 1 for a regression, 0 for a language model.
+    `num_labels` is the number of outputs of a classifier: classes, 1 for a regression, 0 for a model that writes text.
+    A seq2seq model has one text column, the source, and its target texts are in the label column.
     """
 
     task: Task
@@ -39,8 +41,20 @@ class Problem:
         """Return which loss is minimised: the task, or regression where the labels are scores."""
         return "regression" if self.problem_type == "regression" else self.task
 
+    @property
+    def target_column(self) -> str | None:
+        """Return the column of the texts that a seq2seq model learns to write; None for other tasks."""
+        return self.label_column if self.task == "seq2seq" else None
 
-def choose(raw: RawTables, spec: RunSpec, *, is_decoder: bool, architectures: tuple[str, ...]) -> Problem:
+
+def choose(
+    raw: RawTables,
+    spec: RunSpec,
+    *,
+    is_decoder: bool,
+    architectures: tuple[str, ...],
+    is_encoder_decoder: bool = False,
+) -> Problem:
     """Return the problem that the data poses to this kind of model.
 
     `architectures` are those of the model's configuration: one that was saved with a classification head is not
@@ -51,8 +65,14 @@ def choose(raw: RawTables, spec: RunSpec, *, is_decoder: bool, architectures: tu
     """
     label = _label_column(raw, spec)
     has_classifier_head = any(name.endswith("ForSequenceClassification") for name in architectures)
-    task, notes = _task(spec, label, may_be_language_model=is_decoder and not has_classifier_head)
-    problem = _language_model(raw, spec, label) if task == "causal-lm" else _classifier(raw, spec, label)
+    if is_encoder_decoder and not has_classifier_head:
+        task, notes = _task_of_encoder_decoder(raw, spec, label)
+    else:
+        task, notes = _task(spec, label, may_be_language_model=is_decoder and not has_classifier_head)
+    if task == "seq2seq":
+        problem = _sequence_to_sequence(raw, spec)
+    else:
+        problem = _language_model(raw, spec, label) if task == "causal-lm" else _classifier(raw, spec, label)
     _check_columns(raw, problem)
     return replace(problem, notes=notes + problem.notes)
 
@@ -65,6 +85,29 @@ def _task(spec: RunSpec, label: str | None, *, may_be_language_model: bool) -> t
     if may_be_language_model:
         return "causal-lm", ("The task is causal-lm, because the data has no label column and the model is a decoder.",)
     return "classification", ()
+
+
+def _task_of_encoder_decoder(raw: RawTables, spec: RunSpec, label: str | None) -> tuple[Task, tuple[str, ...]]:
+    if spec.model.task is not None:
+        return spec.model.task, ()
+    if label is not None and holds_classes(raw, label):
+        return "classification", (
+            f"The task is classification, because column '{label}' holds labels; to write text give --task seq2seq.",
+        )
+    return "seq2seq", ("The task is seq2seq, because the model is an encoder-decoder.",)
+
+
+def _sequence_to_sequence(raw: RawTables, spec: RunSpec) -> Problem:
+    source, target, notes = source_and_target(raw, spec)
+    return Problem(
+        task="seq2seq",
+        problem_type=None,
+        text_columns=(source,),
+        label_column=target,
+        labels=None,
+        num_labels=0,
+        notes=notes,
+    )
 
 
 def _language_model(raw: RawTables, spec: RunSpec, label: str | None) -> Problem:
@@ -153,11 +196,16 @@ def _check_columns(raw: RawTables, problem: Problem) -> None:
     for rows, name in ((raw.whole_train, raw.train_name), (raw.eval, raw.eval_name)):
         if rows is None:
             continue
-        for column in problem.text_columns:
-            _require(column, data_columns(rows), name, "--text-column")
+        texts = [(column, "text", "--text-column") for column in problem.text_columns]
+        if problem.target_column is not None:
+            texts.append((problem.target_column, "target", "--label-column"))
+        for column, kind, flag in texts:
+            _require(column, data_columns(rows), name, flag)
             feature = rows.features[column]
             if not isinstance(feature, Value) or "binary" in feature.dtype:
-                raise DataError(f"'{name}': the text column '{column}' holds nested or coded values; it must hold text")
+                raise DataError(
+                    f"'{name}': the {kind} column '{column}' holds nested or coded values; it must hold text"
+                )
     if problem.labels is not None and problem.label_column is not None and raw.eval is not None:
         _require(problem.label_column, data_columns(raw.eval), raw.eval_name, "--label-column")
         check_labels(raw.eval, problem.label_column, problem.labels, raw.eval_name)
