@@ -10,6 +10,7 @@ FLAG_OF: dict[str, str] = {
     "model.task": "--task",
     "model.freeze": "--freeze",
     "model.attn": "--attn",
+    "model.trust_remote_code": "--trust-remote-code",
     "model.stable_embedding": "--stable-embedding",
     "model.lora_r": "--lora-r",
     "model.lora_targets": "--lora-targets",

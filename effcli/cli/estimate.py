@@ -32,6 +32,7 @@ def estimate(
     task: p.Task = None,
     num_labels: p.NumLabels = None,
     freeze: o.Freeze = None,
+    trust_remote_code: o.TrustRemoteCode = None,
     stable_embedding: o.StableEmbedding = None,
     lora_r: o.LoraR = None,
     lora_targets: o.LoraTargets = None,

@@ -35,6 +35,10 @@ def attn(panel: str) -> Any:
 
 
 Attn = Annotated[Text, attn(MODEL)]
+TrustRemoteCode = Annotated[
+    Switch,
+    option("Run Python code that comes with the model. Default: refuse it.", MODEL, name="--trust-remote-code"),
+]
 StableEmbedding = Annotated[
     Switch,
     option("Replace embeddings by bitsandbytes' StableEmbedding (adds a LayerNorm).", MODEL, name="--stable-embedding"),
@@ -62,9 +66,7 @@ LabelColumn = Annotated[Text, option("Label (target text) column. Guessed by nam
 Delimiter = Annotated[Text, option("Field separator of CSV files. Guessed.", DATA, "CHARACTER")]
 Encoding = Annotated[Text, option("Text encoding of files. Default: utf-8.", DATA, "NAME")]
 MaxLength = Annotated[Text, option("Tokens kept per row. Default: the model's limit, at most 512.", DATA, "INTEGER")]
-MaxTargetLength = Annotated[
-    Text, option("Tokens kept of a seq2seq target. Default: as --max-length.", DATA, "INTEGER")
-]
+MaxTargetLength = Annotated[Text, option("Tokens kept of a seq2seq target. Default: as --max-length.", DATA, "INTEGER")]
 LimitRows = Annotated[Text, option("Use only the first rows of the training data.", DATA, "INTEGER")]
 
 Optim = Annotated[

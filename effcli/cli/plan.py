@@ -44,6 +44,7 @@ def plan(
     num_labels: p.NumLabels = None,
     freeze: o.Freeze = None,
     attn: o.Attn = None,
+    trust_remote_code: o.TrustRemoteCode = None,
     stable_embedding: o.StableEmbedding = None,
     lora_r: o.LoraR = None,
     lora_targets: o.LoraTargets = None,

@@ -15,6 +15,7 @@ def train(
     task: o.Task = None,
     freeze: o.Freeze = None,
     attn: o.Attn = None,
+    trust_remote_code: o.TrustRemoteCode = None,
     stable_embedding: o.StableEmbedding = None,
     lora_r: o.LoraR = None,
     lora_targets: o.LoraTargets = None,

@@ -61,7 +61,7 @@ def build_model(
         stable = marked_embeddings(config)
         if meta or not source.has_weights:
             with torch.device("meta") if meta else nullcontext():
-                model = auto.from_config(config, dtype=dtype, **chosen)
+                model = auto.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code, **chosen)
                 rebuild_embeddings(model, source.name)
             return model, ()
         if stable:
@@ -72,6 +72,7 @@ def build_model(
             source.path,
             config=config,
             dtype=dtype,
+            trust_remote_code=source.trust_remote_code,
             **chosen,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -88,7 +89,7 @@ def _check_task(source: ModelSource, task: str) -> None:
     Raises:
         UsageError: it has none, or it is an encoder that would have to predict what it sees.
     """
-    check_head(source.config.model_type, task, name=source.name, offered=get_args(Task))
+    check_head(source.config, task, name=source.name, offered=get_args(Task))
     if task == "causal-lm" and source.sees_following_tokens:
         raise UsageError(
             f"'{source.name}' ({source.config.model_type}) is an encoder: each position sees the tokens that follow, "

@@ -11,6 +11,8 @@ from typing import Any
 from effcli.catalogue import lookup as catalogue
 from effcli.collector import collector_paused
 from effcli.errors import UnreachableError, UsageError, nearest
+from effcli.hub import hub_errors
+from effcli.models.own_code import brings_own_code, trusted_config, untrusted
 from effcli.models.shape_cache import cache_key, load_shapes, store_shapes
 from effcli.models.source import config_file, config_values, unusable
 from effcli.shapes import ModelShapes
@@ -20,18 +22,27 @@ DEFAULT_NUM_LABELS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """Shapes of a model that was named, its configuration as written, and what should be said about it."""
+    """Shapes of a model that was named, its configuration as written, and what should be said about it.
+
+    `own_code` says that code which comes with the model was trusted.
+    """
 
     name: str
     config: Mapping[str, Any]
     shapes: ModelShapes
     notes: tuple[str, ...]
+    own_code: bool = False
+
+    def config_object(self) -> Any:
+        """Return the configuration as an object; see the function of that name."""
+        return config_object(self.name, self.config, own_code=self.own_code)
 
 
-def known_model(name: str, task: str | None, num_labels: int | None) -> KnownModel:
+def known_model(name: str, task: str | None, num_labels: int | None, *, trust_remote_code: bool = False) -> KnownModel:
     """Return the shapes of the model named, with the head of `task` (none: what people fine-tune it for).
 
-    Names are looked up in the catalogue first, then among local folders, then on the hub, its cache first.
+    `trust_remote_code` lets code run that comes with a model because transformers lacks it. Names are looked up in the
+    catalogue first, then among local folders, then on the hub, its cache first.
 
     Raises:
         UsageError: no such folder, a quantised checkpoint, an unknown task, or no head for it.
@@ -45,9 +56,9 @@ def known_model(name: str, task: str | None, num_labels: int | None) -> KnownMod
     except UnreachableError as error:
         raise UnreachableError(f"{error}.{catalogue.suggestion(name)}") from error
     config = config_values(name, path)
-    return KnownModel(
-        name=name, config=config, shapes=_shapes(name, config, task, num_labels), notes=_stored_dtype(config)
-    )
+    own_code = trust_remote_code and brings_own_code(config)
+    shapes = _traced(name, config, task, num_labels, own_code) if own_code else _shapes(name, config, task, num_labels)
+    return KnownModel(name=name, config=config, shapes=shapes, notes=_stored_dtype(config), own_code=own_code)
 
 
 def _from_catalogue(name: str, model: catalogue.CatalogueModel, task: str | None, num_labels: int | None) -> KnownModel:
@@ -67,18 +78,24 @@ def _shapes(name: str, config: Mapping[str, Any], task: str | None, num_labels: 
     key = cache_key(config, task, num_labels)
     shapes = load_shapes(key)
     if shapes is None:
-        with collector_paused():
-            from effcli.models.shapes import meta_shapes
-            from effcli.models.tasks import default_task
-
-            made = config_object(name, config)
-            shapes = meta_shapes(made, task or default_task(made), name=name, num_labels=num_labels)
+        shapes = _traced(name, config, task, num_labels, False)
         store_shapes(key, shapes)
     return shapes
 
 
-def config_object(name: str, config: Mapping[str, Any]) -> Any:
-    """Return transformers' configuration made of the values of a `config.json`.
+def _traced(
+    name: str, config: Mapping[str, Any], task: str | None, num_labels: int | None, own_code: bool
+) -> ModelShapes:
+    with collector_paused():
+        from effcli.models.shapes import meta_shapes
+        from effcli.models.tasks import default_task
+
+        made = config_object(name, config, own_code=own_code)
+        return meta_shapes(made, task or default_task(made), name=name, num_labels=num_labels)
+
+
+def config_object(name: str, config: Mapping[str, Any], *, own_code: bool = False) -> Any:
+    """Return transformers' configuration made of the values of a `config.json`, or with `own_code` the model's own.
 
     Raises:
         UsageError: the model type is not known, or a value does not fit it.
@@ -86,6 +103,11 @@ def config_object(name: str, config: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
+    if own_code:
+        with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
+            return trusted_config(str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name)
+    if brings_own_code(config):
+        raise untrusted(name, "config.json")
     if kind not in CONFIG_MAPPING:
         raise UsageError(
             f"'{name}': transformers knows no model type '{kind}'.{nearest(str(kind), CONFIG_MAPPING.keys())}"

@@ -64,7 +64,7 @@ def _meta_model(
     import torch
     import transformers
 
-    check_head(config.model_type, task, name=name)
+    check_head(config, task, name=name)
     head = head_for(task)
     config = copy.deepcopy(config)  # transformers writes into nested dicts of the configuration it is given
     if head.counts_labels and num_labels is not None:

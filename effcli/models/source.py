@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from effcli.errors import EffcliError, UsageError, first_line, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
 from effcli.models.lengths import MAX_LENGTH, longest_row
+from effcli.models.own_code import TRUST, brings_own_code, trusted_config, untrusted
+from effcli.models.tasks import tasks_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -46,6 +48,7 @@ class ModelSource:
     config: PretrainedConfig
     has_weights: bool
     tokenizer: PreTrainedTokenizerBase | None
+    trust_remote_code: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -55,35 +58,30 @@ class ModelSource:
     @property
     def sees_following_tokens(self) -> bool:
         """Return whether the model attends in both directions, as BERT does unless its config says `is_decoder`."""
-        from transformers.models.auto import modeling_auto as auto
-
-        masked = self.config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        masked = "masked-lm" in tasks_of(self.config)
         return masked and not self.config.is_encoder_decoder and not getattr(self.config, "is_decoder", False)
 
     @property
     def is_decoder(self) -> bool:
         """Return whether the model type is made for causal language modelling (GPT-2, Llama; not BERT, not T5)."""
-        from transformers.models.auto import modeling_auto as auto
-
-        kind = self.config.model_type
-        return (
-            kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-            and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-            and not self.config.is_encoder_decoder
-        )
+        tasks = tasks_of(self.config)
+        return "causal-lm" in tasks and "masked-lm" not in tasks and not self.config.is_encoder_decoder
 
 
-def find_model(name: str | None) -> ModelSource:
+def find_model(name: str | None, *, trust_remote_code: bool = False) -> ModelSource:
     """Return the model named; reads configuration and tokenizer, no weights.
 
     Raises:
-        UsageError: no such folder, no usable `config.json` in it, or a quantised checkpoint.
+        UsageError: no such folder, no usable `config.json` in it, a quantised checkpoint, or one that needs code of its
+            own, which is run with `trust_remote_code` alone.
         UnreachableError: a hub id that is neither cached nor reachable, gated, or missing.
     """
     if name is None:
         return _builtin()
     path = config_file(name)
-    return _from_folder(name, path.parent) if Path(name).expanduser().is_dir() else _from_hub(name, path)
+    if Path(name).expanduser().is_dir():
+        return _from_folder(name, path.parent, trust_remote_code)
+    return _from_hub(name, path, trust_remote_code)
 
 
 def config_file(name: str) -> Path:
@@ -190,6 +188,8 @@ def unusable(name: str, part: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
             raise
         reason = first_line(error)
+        if TRUST in str(error):
+            raise untrusted(name, part) from error
         if "weights_only" in reason:  # torch advises to switch its safety off
             reason = "they are not readable"
         raise UsageError(f"--model '{name}': its {part} cannot be used: {reason}") from error
@@ -204,24 +204,35 @@ def _builtin() -> ModelSource:
     return ModelSource(name=BUILTIN_NAME, path=None, config=config, has_weights=False, tokenizer=None)
 
 
-def _from_folder(name: str, folder: Path) -> ModelSource:
-    from transformers import AutoConfig, AutoTokenizer
-
-    config_values(name, folder / "config.json")
-    with unusable(name, "config.json"):
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+def _from_folder(name: str, folder: Path, trust: bool) -> ModelSource:
+    config = _config(name, str(folder), config_values(name, folder / "config.json"), trust)
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
-    with unusable(name, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False) if has_tokenizer else None
-        if tokenizer is not None:
-            tokenizer("a word")  # some damage, such as an empty vocabulary, shows only here
     return ModelSource(
         name=name,
         path=str(folder),
         config=config,
         has_weights=any((folder / file).is_file() for file in WEIGHT_FILES),
-        tokenizer=tokenizer,
+        tokenizer=_tokenizer(name, str(folder), trust) if has_tokenizer else None,
+        trust_remote_code=trust,
     )
+
+
+def _config(name: str, path: str, values: dict[str, Any], trust: bool) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    if brings_own_code(values) and not trust:
+        raise untrusted(name, "config.json")
+    with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
+        return trusted_config(path) if trust else AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _tokenizer(name: str, path: str, trust: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with unusable(name, "tokenizer"), hub_errors("model", name, flag="--model"):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        tokenizer("a word")  # some damage, such as an empty vocabulary, shows only here
+        return tokenizer
 
 
 def _hub_config_file(name: str) -> Path:
@@ -235,16 +246,13 @@ def _hub_config_file(name: str) -> Path:
         return Path(hf_hub_download(name, "config.json"))
 
 
-def _from_hub(name: str, path: Path) -> ModelSource:
+def _from_hub(name: str, path: Path, trust: bool) -> ModelSource:
     go_offline_if_unreachable()
-    from transformers import AutoConfig, AutoTokenizer
-
-    config_values(name, path)
-    with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    with unusable(name, "tokenizer"), hub_errors("model", name, flag="--model"):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    return ModelSource(name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer)
+    config = _config(name, name, config_values(name, path), trust)
+    tokenizer = _tokenizer(name, name, trust)
+    return ModelSource(
+        name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer, trust_remote_code=trust
+    )
 
 
 def _refuse_quantised(name: str, values: dict[str, Any]) -> None:

@@ -23,9 +23,20 @@ class Head:
 
     def model_class(self, config: PretrainedConfig) -> Any:
         """Return the class that the auto class builds for a configuration."""
+        return self._classes()[type(config)]
+
+    def offers(self, config: PretrainedConfig) -> bool:
+        """Return whether there is a class for a configuration: one of transformers, or of code that was trusted."""
+        kind = type(config)
+        if kind.__module__.startswith("transformers."):  # by name: two model types can share one class
+            return config.model_type in _classes(self)
+        return kind in self._classes()
+
+    def _classes(self) -> Any:
+        """Return transformers' table from class of configuration to class of model."""
         import transformers
 
-        return getattr(transformers, self.table.removesuffix("_NAMES"))[type(config)]
+        return getattr(transformers, self.table.removesuffix("_NAMES"))
 
 
 HEADS = (
@@ -98,23 +109,23 @@ def head_for(task: str) -> Head:
     return by_task[task]
 
 
-def tasks_of(model_type: str) -> tuple[str, ...]:
-    """Return the tasks that transformers has a class for, for one model type."""
-    return tuple(head.task for head in HEADS if model_type in _classes(head))
+def tasks_of(config: PretrainedConfig) -> tuple[str, ...]:
+    """Return the tasks that there is a class for, for one configuration."""
+    return tuple(head.task for head in HEADS if head.offers(config))
 
 
-def check_head(model_type: str, task: str, *, name: str, offered: Sequence[str] | None = None) -> None:
-    """Raise unless transformers has a class for the task; the message gives the model's `name`, and of the tasks that
-    it has those that are `offered` (none: all).
+def check_head(config: PretrainedConfig, task: str, *, name: str, offered: Sequence[str] | None = None) -> None:
+    """Raise unless there is a class for the task; the message gives the model's `name`, and of the tasks that it has
+    those that are `offered` (none: all).
 
     Raises:
         UsageError: it has none, or there is no such task.
     """
     head_for(task)
-    if task not in tasks_of(model_type):
-        has = [other for other in tasks_of(model_type) if offered is None or other in offered]
+    if task not in tasks_of(config):
+        has = [other for other in tasks_of(config) if offered is None or other in offered]
         way_out = f"use --task {' or '.join(has)}, or another --model" if has else "give another --model"
-        raise UsageError(f"'{name}' ({model_type}) has no head for --task {task} in transformers; {way_out}")
+        raise UsageError(f"'{name}' ({config.model_type}) has no head for --task {task} in transformers; {way_out}")
 
 
 def default_task(config: PretrainedConfig) -> str:
@@ -127,7 +138,7 @@ def default_task(config: PretrainedConfig) -> str:
         UsageError: transformers has none of these for the model type.
     """
     kind = config.model_type
-    tasks = tasks_of(kind)
+    tasks = tasks_of(config)
     own = own_task(config)
     if own in ("image-text-to-text", "speech-seq2seq"):
         return own

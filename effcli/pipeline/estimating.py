@@ -20,7 +20,7 @@ from effcli.memory.plan import MemoryPlan
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.attention import check_attention
 from effcli.models.flags import check_model_flags
-from effcli.models.known import KnownModel, config_object, known_model
+from effcli.models.known import KnownModel, known_model
 from effcli.models.stable_embedding import MARKER
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
@@ -102,7 +102,12 @@ def describe(spec: EstimateSpec) -> Described:
     if spec.model.name is None:
         raise UsageError("name a model: one that `effcli models` lists, a folder with a config.json, or a hub id")
     check_model_flags(spec.model)
-    known = known_model(spec.model.name, spec.model.task, spec.model.num_labels)
+    known = known_model(
+        spec.model.name,
+        spec.model.task,
+        spec.model.num_labels,
+        trust_remote_code=spec.model.trust_remote_code,
+    )
     shapes, notes = known.shapes, known.notes
     if spec.model.stable_embedding or spec.model.lora_r is not None or MARKER in known.config:
         shapes, changed = _changed(known, spec)
@@ -139,9 +144,8 @@ def _changed(known: KnownModel, spec: EstimateSpec) -> tuple[ModelShapes, Change
     """Return the shapes of the model with StableEmbeddings or adapters, which only the model itself can say."""
     from effcli.models.shapes import changed_shapes  # torch
 
-    config = config_object(known.name, known.config)
     return changed_shapes(
-        config,
+        known.config_object(),
         known.shapes.task,
         spec.model,
         weights_dtype(spec.loop.precision),

@@ -9,7 +9,7 @@ from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
 from effcli.measure.record import BatchFacts, GpuFacts, PeakFacts
 from effcli.memory.cards import Budget, Card, parse_budget
-from effcli.models.known import KnownModel, config_object
+from effcli.models.known import KnownModel
 from effcli.models.lengths import longest_row
 
 READ_NO_TEXT = ("image-classification", "audio-classification")
@@ -67,7 +67,7 @@ def with_defaults(spec: EstimateSpec, known: KnownModel) -> EstimateSpec:
         if asked is not None:
             raise UsageError(f"--max-length {asked}: '{known.name}' reads no text; leave it out")
         return spec
-    longest = longest_row(config_object(known.name, known.config), known.name, asked)
+    longest = longest_row(known.config_object(), known.name, asked)
     return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": longest})})
 
 

@@ -91,7 +91,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
             "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "
             "With --precision bf16 small updates count."
         )
-    source = find_model(spec.model.name)
+    source = find_model(spec.model.name, trust_remote_code=spec.model.trust_remote_code)
     from effcli.data.columns import choose
     from effcli.data.source import load_tables
     from effcli.data.tokenise import texts, tokenise

@@ -9,7 +9,7 @@ from effcli.devices import weights_dtype
 from effcli.memory.allocator import PlainAllocator
 from effcli.memory.caching_allocator import CachingAllocator
 from effcli.models.build import recompute_activations
-from effcli.models.known import KnownModel, config_object
+from effcli.models.known import KnownModel
 from effcli.models.lora import plain_model
 from effcli.models.shapes import changed_model
 from effcli.models.tasks import head_for
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def estimated(known: KnownModel, spec: EstimateSpec) -> Subject:
     """Return the model of an estimate as its settings change it."""
-    config, task = config_object(known.name, known.config), known.shapes.task
+    config, task = known.config_object(), known.shapes.task
 
     def build(dtype: str, recompute: bool) -> torch.nn.Module:
         changed = changed_model(config, task, spec.model, dtype, name=known.name, num_labels=spec.model.num_labels)

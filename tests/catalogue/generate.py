@@ -33,7 +33,7 @@ def config_of(name: str) -> PretrainedConfig:
 
 def tasks_kept(config: PretrainedConfig) -> list[str]:
     """Return the tasks whose shapes are kept: the default, the checkpoint's own, the usual ones that it has."""
-    usual = [task for task in USUAL if task in tasks_of(config.model_type)]
+    usual = [task for task in USUAL if task in tasks_of(config)]
     if default_task(config) != "causal-lm" and "causal-lm" in usual:
         usual.remove("causal-lm")  # encoders and encoder-decoders can be decoders, but nobody fine-tunes them so
     return list(dict.fromkeys([default_task(config), str(own_task(config)), *usual]))
