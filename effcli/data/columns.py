@@ -46,6 +46,11 @@ class Problem:
         """Return the column of the texts that a seq2seq model learns to write; None for other tasks."""
         return self.label_column if self.task == "seq2seq" else None
 
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """Return every column of text, that of a target last."""
+        return self.text_columns if self.target_column is None else (*self.text_columns, self.target_column)
+
 
 def choose(
     raw: RawTables,

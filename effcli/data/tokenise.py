@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.data.cache import cache_folder, quiet_datasets
-from effcli.data.encode import TRUNCATED_COLUMN, as_text, encode_batch
+from effcli.data.encode import TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN, as_targets, as_text, encode_batch
 from effcli.data.labels import label_reader
 from effcli.errors import DataError
 
@@ -29,8 +29,9 @@ FORMAT_VERSION = 1
 class PreparedData:
     """Tokenised rows: input_ids, attention_mask, token_type_ids where the tokenizer makes them, labels for classifiers.
 
-    `skipped_rows` (no text, or too short to learn from) and `truncated_rows` count both splits; `shortest`,
-    `longest` and `num_tokens` are tokens of the training rows.
+    In seq2seq the labels are the ids of the target text. `skipped_rows` (no text, or too short to learn from),
+    `truncated_rows` and `truncated_targets` count both splits; `shortest`, `longest` and `num_tokens` are tokens of the
+    training rows, `longest_target` those of their longest target.
     """
 
     train: Dataset
@@ -42,14 +43,23 @@ class PreparedData:
     shortest: int
     longest: int
     num_tokens: int
+    truncated_targets: int = 0
+    longest_target: int | None = None
 
 
 def tokenise(
-    raw: RawTables, problem: Problem, tokenizer: PreTrainedTokenizerBase, *, max_length: int, spec: RunSpec
+    raw: RawTables,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    spec: RunSpec,
+    max_target_length: int = 0,
 ) -> PreparedData:
     """Return the rows as token ids, cut to `max_length` tokens (of a pair, the longer text loses tokens first).
 
-    Rows without text are skipped, and in language modelling rows of a single token, which predict nothing.
+    Targets are cut to `max_target_length`. Rows without text are skipped, and in language modelling rows of a single
+    token, which predict nothing.
 
     Raises:
         DataError: no row is left, or `max_length` leaves no room for text beside the special tokens.
@@ -57,47 +67,58 @@ def tokenise(
     import pyarrow.compute as pc
 
     num_special = tokenizer.num_special_tokens_to_add(pair=len(problem.text_columns) == 2)
-    if max_length <= num_special:
-        raise DataError(
-            f"a maximum length of {max_length} leaves no room for text beside {num_special} special tokens; "
-            f"use --max-length {num_special + 2} or more"
-        )
-    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, max_length)
-    evaluation, eval_cut = None, 0
+    _check_room(max_length, num_special, "--max-length")
+    if problem.target_column is not None:
+        _check_room(max_target_length, len(as_targets(tokenizer)("")["input_ids"]), "--max-target-length")
+    lengths_kept = (max_length, max_target_length)
+    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, lengths_kept)
+    evaluation, eval_cut = None, (0, 0)
     if raw.eval is not None:
-        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, max_length)
+        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, lengths_kept)
     eval_rows = len(evaluation) if evaluation is not None else 0
     lengths = pc.list_value_length(train.data.column("input_ids"))
+    targets = pc.list_value_length(train.data.column("labels")) if problem.target_column is not None else None
     return PreparedData(
         train=train,
         eval=evaluation,
         train_rows=len(train),
         eval_rows=eval_rows,
         skipped_rows=len(raw.train) - len(train) + (len(raw.eval) if raw.eval is not None else 0) - eval_rows,
-        truncated_rows=train_cut + eval_cut,
+        truncated_rows=train_cut[0] + eval_cut[0],
+        truncated_targets=train_cut[1] + eval_cut[1],
         shortest=int(pc.min(lengths).as_py()),
         longest=int(pc.max(lengths).as_py()),
         num_tokens=int(pc.sum(lengths).as_py()),
+        longest_target=None if targets is None else int(pc.max(targets).as_py()),
     )
+
+
+def _check_room(max_length: int, num_special: int, flag: str) -> None:
+    if max_length <= num_special:
+        raise DataError(
+            f"a maximum length of {max_length} leaves no room for text beside {num_special} special tokens; "
+            f"use {flag} {num_special + 2} or more"
+        )
 
 
 def texts(raw: RawTables, problem: Problem) -> Iterator[str]:
     """Yield every text of the training rows, the columns of a row one after the other; empty ones are left out."""
-    for batch in raw.train.select_columns(list(problem.text_columns)).iter(batch_size=1000):
-        for row in zip(*(batch[column] for column in problem.text_columns), strict=True):
+    columns = problem.written_columns
+    for batch in raw.train.select_columns(list(columns)).iter(batch_size=1000):
+        for row in zip(*(batch[column] for column in columns), strict=True):
             yield from (text for text in map(as_text, row) if text.strip())
 
 
 def _tokenise_split(
-    rows: Dataset, name: str, problem: Problem, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[Dataset, int]:
-    """Return the tokenised rows and the number of those that were cut."""
+    rows: Dataset, name: str, problem: Problem, tokenizer: PreTrainedTokenizerBase, lengths: tuple[int, int]
+) -> tuple[Dataset, tuple[int, int]]:
+    """Return the tokenised rows, and the numbers of those whose text and whose target were cut to `lengths`."""
     import pyarrow.compute as pc
 
     label_column = problem.label_column if problem.labels is not None else None
     read_label = label_reader(rows, label_column, problem.labels) if label_column and problem.labels else None
     with_types = "token_type_ids" in tokenizer.model_input_names
-    fingerprint = _fingerprint(rows, problem, tokenizer, max_length)
+    fingerprint = _fingerprint(rows, problem, tokenizer, lengths)
     folder = cache_folder() / "effcli"
     folder.mkdir(exist_ok=True)
     with quiet_datasets():
@@ -109,7 +130,9 @@ def _tokenise_split(
                 "text_columns": problem.text_columns,
                 "label_column": label_column,
                 "read_label": read_label,
-                "max_length": max_length,
+                "max_length": lengths[0],
+                "target_column": problem.target_column,
+                "max_target_length": lengths[1],
                 "min_length": 2 if problem.task == "causal-lm" else 1,
                 "with_types": with_types,
             },
@@ -124,9 +147,11 @@ def _tokenise_split(
         tokenizer.backend_tokenizer.no_truncation()
     if not len(tokenised):
         least = "two tokens" if problem.task == "causal-lm" else "text"
-        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {_quoted(problem.text_columns)}")
-    num_truncated = int(pc.sum(tokenised.data.column(TRUNCATED_COLUMN)).as_py())
-    return tokenised.remove_columns(TRUNCATED_COLUMN), num_truncated
+        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {_quoted(problem.written_columns)}")
+    marks = (TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN)
+    found = [mark for mark in marks if mark in tokenised.column_names]
+    cut = {mark: int(pc.sum(tokenised.data.column(mark)).as_py()) for mark in found}
+    return tokenised.remove_columns(found), (cut[marks[0]], cut.get(marks[1], 0))
 
 
 def _features(problem: Problem, with_types: bool) -> Features:
@@ -137,10 +162,12 @@ def _features(problem: Problem, with_types: bool) -> Features:
         features["token_type_ids"] = List(Value("int8"))
     if problem.labels is not None:
         features["labels"] = Value("float32" if problem.problem_type == "regression" else "int64")
+    if problem.target_column is not None:
+        features |= {"labels": List(Value("int32")), TRUNCATED_TARGET_COLUMN: Value("bool")}
     return Features({**features, TRUNCATED_COLUMN: Value("bool")})
 
 
-def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizerBase, lengths: tuple[int, int]) -> str:
     """Return the cache key: everything that the token ids and labels depend on."""
     from datasets.fingerprint import Hasher
 
@@ -151,11 +178,12 @@ def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizer
     else:
         tokens = Hasher.hash(tokenizer)
     labels = (problem.labels.kind, list(problem.labels.ids.items())) if problem.labels else None
-    options = (type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side)
+    languages = (getattr(tokenizer, "src_lang", None), getattr(tokenizer, "tgt_lang", None))
+    options = (type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side, languages)
     columns = (problem.task, problem.text_columns, problem.label_column)
-    key = (FORMAT_VERSION, rows._fingerprint, columns, labels, tokens, options, max_length)
+    key = (FORMAT_VERSION, rows._fingerprint, columns, labels, tokens, options, lengths)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 
 def _quoted(columns: tuple[str, ...]) -> str:
-    return " or ".join(f"'{column}'" for column in columns)
+    return " and ".join(f"'{column}'" for column in columns)
