@@ -17,7 +17,22 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 class _Loader(yaml.BaseLoader):
-    """Reads scalars as texts and unquoted null, ~ and nothing as None; refuses a key that is given twice."""
+    """Reads scalars as texts and unquoted null, ~ and nothing as None.
+
+    Refuses a key that is given twice, tags, which other programs run code for, and anchors, by which a few lines
+    stand for any number of values.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.anchor is not None:
+            sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
+            problem = f"'{sign}{event.anchor}' is an anchor; write the value where it belongs, or put it in quotes"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        if event.tag is not None:
+            problem = f"'{event.tag}' is a tag; a recipe has none, so leave it out, or put the value in quotes"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[str, int] = {}

@@ -76,13 +76,6 @@ def test_optimizer_arguments_take_the_type_of_their_writing(tmp_path: Path) -> N
     assert type(args["every"]) is int
 
 
-def test_tags_build_no_python_objects(tmp_path: Path) -> None:
-    values = recipes.read_recipe(
-        recipe(tmp_path, "model: {name: !!python/object/apply:os.getcwd []}".replace("[]", "x"))
-    )
-    assert values == {"model": {"name": "x"}}
-
-
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     assert recipes.read_recipe(recipe(tmp_path, "\ufeffloop: {accum: 2}")) == {"loop": {"accum": "2"}}
 

@@ -24,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,  # in any case: locals can hold tokens
 )
 
 

@@ -13,11 +13,12 @@ from types import FrameType
 import typer
 
 from effcli.errors import EffcliError, InterruptedRunError
+from effcli.masking import masked
 from effcli.report.text import plain
 
 
 def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
-    """Return the exit code of `command`; whatever goes wrong is one line on stderr.
+    """Return the exit code of `command`; whatever goes wrong is one line on stderr, without secrets.
 
     The traceback of an unexpected fault, without values of variables, is shown with `verbose` only.
     """
@@ -25,7 +26,7 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
         code = command()
     except EffcliError as error:
         if verbose and error.__cause__ is not None:
-            traceback.print_exc()
+            _show_traceback()
         _say(str(error))
         return error.exit_code
     except typer.TyperException as error:
@@ -59,10 +60,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _fault(error: Exception, verbose: bool) -> int:
     if verbose:
-        traceback.print_exc()
+        _show_traceback()
     _say(f"unexpected fault, {type(error).__name__}: {error} (a bug of effcli; --verbose shows where)")
     return 1
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"effcli: error: {plain(' '.join(text.split()))}\n")
+    sys.stderr.write(f"effcli: error: {plain(masked(' '.join(text.split())))}\n")
+
+
+def _show_traceback() -> None:
+    sys.stderr.write(masked(traceback.format_exc()))

@@ -23,6 +23,7 @@ from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, UsageError
 from effcli.files import write_folder, write_text
 from effcli.flags import field_label
+from effcli.masking import masked
 from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer, state_notes
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
@@ -183,7 +184,8 @@ class Run:
                 write_folder(self._folder.model, self._save_model)
         except BaseException as error:
             interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
-            self._finish(session, "interrupted" if interrupted else "failed", str(error) or type(error).__name__)
+            failure = masked(str(error)) or type(error).__name__
+            self._finish(session, "interrupted" if interrupted else "failed", failure)
             raise
         finally:
             self._progress.stop()
