@@ -147,7 +147,8 @@ def _tokenise_split(
         tokenizer.backend_tokenizer.no_truncation()
     if not len(tokenised):
         least = "two tokens" if problem.task == "causal-lm" else "text"
-        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {_quoted(problem.written_columns)}")
+        columns = " and ".join(f"'{column}'" for column in problem.written_columns)
+        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {columns}")
     marks = (TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN)
     found = [mark for mark in marks if mark in tokenised.column_names]
     cut = {mark: int(pc.sum(tokenised.data.column(mark)).as_py()) for mark in found}
@@ -183,7 +184,3 @@ def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizer
     columns = (problem.task, problem.text_columns, problem.label_column)
     key = (FORMAT_VERSION, rows._fingerprint, columns, labels, tokens, options, lengths)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-
-
-def _quoted(columns: tuple[str, ...]) -> str:
-    return " and ".join(f"'{column}'" for column in columns)

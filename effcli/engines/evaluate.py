@@ -46,6 +46,6 @@ def evaluate(
     if window_loss.objective == "classification":
         accuracy, f1 = classification_scores(expected, predicted, num_labels=logits.shape[-1])
         return EvalResult(loss=loss, accuracy=accuracy, f1=f1)
-    if window_loss.objective == "causal-lm":
+    if window_loss.objective in ("causal-lm", "seq2seq"):
         return EvalResult(loss=loss, perplexity=math.exp(min(loss, 700.0)))
     return EvalResult(loss=loss)

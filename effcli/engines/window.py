@@ -8,7 +8,7 @@ micro-batches, and a short last window needs no special case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from effcli.data.batches import IGNORED
 from effcli.engines.base import Batch
+from effcli.errors import TrainingFailedError
 
 if TYPE_CHECKING:
     from effcli.data.columns import Objective
@@ -34,6 +35,21 @@ def count_items(labels: torch.Tensor) -> int:
     return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
 
+def window_items(window: Sequence[Batch]) -> int:
+    """Return the number of items in a window.
+
+    Raises:
+        TrainingFailedError: there is none, so that the window has no loss.
+    """
+    num_items = sum(count_items(batch["labels"]) for batch in window)
+    if not num_items:
+        raise TrainingFailedError(
+            f"nothing to learn from in a window of {len(window)} micro-batches: every label in it is {IGNORED}, which "
+            "the loss leaves out"
+        )
+    return num_items
+
+
 class WindowLoss:
     """Computes losses for one objective; called by all engines and by the evaluation."""
 
@@ -45,7 +61,7 @@ class WindowLoss:
 
         `logits` is (rows, classes) or (rows, 1) or (rows, tokens, vocabulary); `labels` is (rows,) or (rows, tokens).
         In language modelling the label of a position is the next token, and the collator marks the first
-        position of each row as ignored.
+        position of each row as ignored. In seq2seq the decoder's inputs are shifted already, its labels are not.
         """
         logits = logits.float()
         if self.objective == "regression":
@@ -53,7 +69,7 @@ class WindowLoss:
         if self.objective == "causal-lm":
             # Shifting the labels instead of the logits avoids a copy of the largest tensor of the step.
             labels = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-            logits, labels = logits.flatten(0, 1), labels.flatten()
+        logits, labels = logits.flatten(0, -2), labels.flatten()
         return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
 
     def scaled(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Any) -> torch.Tensor:
