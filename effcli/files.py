@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from effcli.errors import WriteError, first_line
-from effcli.units import MIB
 
 DRAFT = ".writing-"
 """What the name of a file or folder begins with until it is complete."""
-NEARLY_FULL_BYTES = 16 * MIB
+
+REPLACED = f"{DRAFT}replaced-"
+"""What the name of a folder begins with for the moment in which another takes its place."""
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -37,45 +39,76 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except OSError as error:
+        _flush(path.parent)
+    except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise WriteError(f"could not write '{path}': {error.strerror}") from error
+        _raise_explained(error, path)
+        raise
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write into a folder that appears under its name only when `fill` has returned.
 
+    A folder that has the name already stays until then.
+
     Raises:
-        WriteError: disk full or read-only.
+        WriteError: disk full or read-only; what else `fill` raises is passed on.
     """
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         fill(draft)
-        _flush(draft)
-        shutil.rmtree(path, ignore_errors=True)
-        draft.rename(path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors raise their own on a full disk
+        for written in (*draft.rglob("*"), draft):
+            _flush(written)
+        _take_place(draft, path)
+        _flush(path.parent)
+    except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise WriteError(f"could not write '{path}': {write_failure(error, path.parent)}") from error
+        _raise_explained(error, path)
+        raise
 
 
-def write_failure(error: Exception, folder: Path) -> str:
-    """Return in a few words why writing into `folder` failed; libraries word a full disk in ways of their own."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if shutil.disk_usage(folder).free < NEARLY_FULL_BYTES:
-        return "no space left on the device"
-    return first_line(error)
+def write_failure(error: BaseException) -> str | None:
+    """Return in a few words why the system refused to write; None where the error says nothing of the kind.
+
+    What is written in Rust raises errors of its own, which end in the system's number (safetensors 0.8, tokenizers
+    0.23).
+    """
+    if isinstance(error, OSError):
+        return error.strerror or first_line(error)
+    found = _SYSTEM_ERROR.search(str(error))
+    return os.strerror(int(found[1])) if found else None
 
 
-def _flush(folder: Path) -> None:
-    """Make sure that the files are on the disk before the rename says so."""
-    for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _raise_explained(error: BaseException, path: Path) -> None:
+    """Raise the error that tells a person what could not be written, where that is what happened."""
+    why = write_failure(error)
+    if why is not None:
+        raise WriteError(f"could not write '{path}': {why}") from error
+
+
+def _take_place(draft: Path, path: Path) -> None:
+    """Give the draft its name; a folder that has it goes only when the new one is there."""
+    replaced = path.with_name(f"{REPLACED}{path.name}")
+    if not path.exists():
+        draft.rename(path)
+        return
+    shutil.rmtree(replaced, ignore_errors=True)
+    path.rename(replaced)
+    try:
+        draft.rename(path)
+    except BaseException:
+        replaced.rename(path)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file, or the names in a folder, are on the disk before a later step says so."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
