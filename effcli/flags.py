@@ -42,6 +42,8 @@ FLAG_OF: dict[str, str] = {
     "loop.batch_size": "--batch-size",
     "loop.eval_batch_size": "--eval-batch-size",
     "loop.accum": "--accum",
+    "loop.auto_batch": "--auto-batch",
+    "loop.longest_first": "--longest-first",
     "loop.epochs": "--epochs",
     "loop.max_steps": "--max-steps",
     "loop.scheduler": "--scheduler",

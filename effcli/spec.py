@@ -189,6 +189,10 @@ class LoopSpec(Section):
     """Rows per evaluation batch; none means the training batch size."""
     accum: int = Field(default=1, ge=1, le=LARGEST)
     """Micro-batches accumulated per update."""
+    auto_batch: bool = False
+    """After running out of memory, try again with half the micro-batch and twice the accumulation."""
+    longest_first: bool = False
+    """Begin the first epoch with the longest rows, so that a run that cannot fit fails at its first update."""
     epochs: int = Field(default=3, ge=1, le=LARGEST)
     """Passes over the training data."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)

@@ -111,6 +111,18 @@ Precision = Annotated[
 BatchSize = Annotated[Text, option("Rows per micro-batch. Default: 8.", LOOP, "INTEGER")]
 EvalBatchSize = Annotated[Text, option("Rows per evaluation batch. Default: the batch size.", LOOP, "INTEGER")]
 Accum = Annotated[Text, option("Micro-batches accumulated per update. Default: 1.", LOOP, "INTEGER")]
+AutoBatch = Annotated[
+    Switch,
+    option(
+        "When memory runs out, halve the batch, double --accum and go on; the update stays the same.",
+        LOOP,
+        name="--auto-batch",
+    ),
+]
+LongestFirst = Annotated[
+    Switch,
+    option("Begin with the longest rows: what cannot fit fails at once.", LOOP, name="--longest-first"),
+]
 Epochs = Annotated[Text, option("Passes over the training data. Default: 3.", LOOP, "INTEGER")]
 MaxSteps = Annotated[Text, option("Stop after this many updates, whatever --epochs says.", LOOP, "INTEGER")]
 Scheduler = Annotated[Text, option("linear, cosine or constant over updates. Default: linear.", LOOP, "NAME")]

@@ -47,6 +47,8 @@ def train(
     batch_size: o.BatchSize = None,
     eval_batch_size: o.EvalBatchSize = None,
     accum: o.Accum = None,
+    auto_batch: o.AutoBatch = None,
+    longest_first: o.LongestFirst = None,
     epochs: o.Epochs = None,
     max_steps: o.MaxSteps = None,
     scheduler: o.Scheduler = None,
