@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effcli.engines.checkpoint import CheckpointStore, Saved, restore
+from effcli.engines.course import START
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.models.build import parameter_infos
@@ -253,7 +254,10 @@ def test_a_resumed_optimizer_has_the_same_size_and_makes_the_same_next_step(
     spec = OptimSpec(name=entry.name)
     model, fresh_model = AwkwardModel(dtype), AwkwardModel(dtype)
     optimizer = stepped(entry, model, spec)
-    saved = Saved(update=1, spec={}, train_rows=1, total_updates=2, history=[], evaluations=[])
+    saved = Saved(
+        update=1, spec={}, train_rows=1, rows_fingerprint="", origin=START, total_updates=2, history=[],
+        evaluations=[],
+    )  # fmt: skip
     store = CheckpointStore(tmp_path, keep=1)
     path = store.save(saved, model=model, optimizer=optimizer, scheduler=no_schedule(optimizer))
 

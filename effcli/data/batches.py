@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
+
+from effcli.data.order import beginning_with, longest_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from effcli.data.columns import Objective, Problem
     from effcli.data.tokenise import PreparedData
 
+DecoderInputs = Callable[[torch.Tensor], torch.Tensor]
+"""Labels (rows, tokens) with -100 on padding -> the ids that the decoder reads, of the same shape."""
 IGNORED = -100
 """Label that the loss leaves out; the convention of torch's cross-entropy and of transformers."""
 
@@ -27,13 +31,14 @@ class EpochBatchSampler(Sampler[list[int]]):
 
     The order comes from a generator of its own, so iterating leaves the global one alone. `len()` is always the
     number of batches of a whole epoch, also when some are skipped. Epoch and skip are set apart, because accelerate
-    sets the epoch again whenever it starts to iterate.
+    sets the epoch again whenever it starts to iterate. The first epoch begins with the rows of `first`, in their order.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
+    def __init__(self, num_rows: int, batch_size: int, seed: int, first: torch.Tensor | None = None) -> None:
         self.num_rows = num_rows
         self.batch_size = batch_size
         self.seed = seed
+        self.first = first
         self.epoch = 0
         self.skip = 0
 
@@ -41,17 +46,19 @@ class EpochBatchSampler(Sampler[list[int]]):
         """Choose the epoch (from 0) whose order comes next."""
         self.epoch = epoch
 
-    def skip_next(self, num_batches: int) -> None:
-        """Leave the first `num_batches` out of the next iteration, and of that one alone."""
-        self.skip = num_batches
+    def skip_next(self, num_rows: int) -> None:
+        """Leave the first `num_rows` out of the next iteration, and of that one alone."""
+        self.skip = num_rows
 
     def __len__(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = epoch_order(self.num_rows, self.seed, self.epoch)
+        if self.first is not None and self.epoch == 0:
+            order = beginning_with(self.first, order)
         skip, self.skip = self.skip, 0
-        for start in range(skip * self.batch_size, self.num_rows, self.batch_size):
+        for start in range(skip, self.num_rows, self.batch_size):
             yield order[start : start + self.batch_size].tolist()
 
 
@@ -67,35 +74,42 @@ class Collator:
     """Rows to tensors of shape (rows, longest row); `labels` as the loss wants them.
 
     Classes are int64 and scores float32, of shape (rows,). Of a language model they are the input ids, -100 on
-    padding and on each row's first token, which nothing predicts: the others count the predicted tokens.
+    padding and on each row's first token, which nothing predicts: the others count the predicted tokens. In seq2seq
+    they are the ids of the target, -100 on padding, which is always on the right; `decoder_input_ids` of the same shape
+    are what `decoder_inputs` makes of them.
     """
 
     pad_token_id: int
     padding_side: Literal["left", "right"]
     objective: Objective
+    decoder_inputs: DecoderInputs | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        width = max(len(row["input_ids"]) for row in rows)
-        batch = {"input_ids": self._padded(rows, "input_ids", width, self.pad_token_id)}
-        batch["attention_mask"] = self._padded(rows, "attention_mask", width, 0)
+        side = self.padding_side
+        batch = {"input_ids": _padded(rows, "input_ids", self.pad_token_id, side)}
+        batch["attention_mask"] = _padded(rows, "attention_mask", 0, side)
         if "token_type_ids" in rows[0]:
-            batch["token_type_ids"] = self._padded(rows, "token_type_ids", width, 0)
+            batch["token_type_ids"] = _padded(rows, "token_type_ids", 0, side)
         if self.objective == "causal-lm":
             batch["labels"] = next_token_labels(batch["input_ids"], batch["attention_mask"])
+        elif self.objective == "seq2seq":
+            assert self.decoder_inputs is not None
+            batch["labels"] = _padded(rows, "labels", IGNORED, "right")
+            batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"])
         else:
             dtype = torch.float32 if self.objective == "regression" else torch.int64
             batch["labels"] = torch.tensor([row["labels"] for row in rows], dtype=dtype)
         return batch
 
-    def _padded(self, rows: Sequence[Mapping[str, Any]], key: str, width: int, filler: int) -> torch.Tensor:
-        padded = torch.full((len(rows), width), filler, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            values = torch.tensor(row[key], dtype=torch.int64)
-            if self.padding_side == "left":
-                padded[index, width - len(values) :] = values
-            else:
-                padded[index, : len(values)] = values
-        return padded
+
+def _padded(rows: Sequence[Mapping[str, Any]], key: str, filler: int, side: Literal["left", "right"]) -> torch.Tensor:
+    width = max(len(row[key]) for row in rows)
+    padded = torch.full((len(rows), width), filler, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        values = torch.tensor(row[key], dtype=torch.int64)
+        start = width - len(values) if side == "left" else 0
+        padded[index, start : start + len(values)] = values
+    return padded
 
 
 def next_token_labels(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -116,9 +130,9 @@ class EpochLoader(DataLoader[Any]):
         """See `EpochBatchSampler.set_epoch`."""
         self.batch_sampler.set_epoch(epoch)
 
-    def skip_next(self, num_batches: int) -> None:
+    def skip_next(self, num_rows: int) -> None:
         """See `EpochBatchSampler.skip_next`."""
-        self.batch_sampler.skip_next(num_batches)
+        self.batch_sampler.skip_next(num_rows)
 
 
 def train_loader(
@@ -129,11 +143,19 @@ def train_loader(
     batch_size: int,
     seed: int,
     num_workers: int,
+    num_longest_first: int = 0,
+    decoder_inputs: DecoderInputs | None = None,
 ) -> EpochLoader:
-    """Return the loader of the training rows; iterating it draws nothing from the global random generator."""
-    sampler = EpochBatchSampler(prepared.train_rows, batch_size, seed)
+    """Return the loader of the training rows; iterating it draws nothing from the global random generator.
+
+    The first epoch begins with the `num_longest_first` longest rows.
+    """
+    first = longest_rows(prepared.train, num_longest_first) if num_longest_first else None
+    sampler = EpochBatchSampler(prepared.train_rows, batch_size, seed, first)
     options = _worker_options(num_workers, seed)
-    return EpochLoader(prepared.train, batch_sampler=sampler, collate_fn=_collator(problem, tokenizer), **options)
+    return EpochLoader(
+        prepared.train, batch_sampler=sampler, collate_fn=_collator(problem, tokenizer, decoder_inputs), **options
+    )
 
 
 def eval_loader(
@@ -143,20 +165,21 @@ def eval_loader(
     *,
     batch_size: int,
     num_workers: int,
+    decoder_inputs: DecoderInputs | None = None,
 ) -> DataLoader[Any] | None:
     """Return the loader of the evaluation rows, in the order of the data; None where there are none."""
     if prepared.eval is None:
         return None
     rows: Dataset = prepared.eval
     options = _worker_options(num_workers, 0)
-    collator = _collator(problem, tokenizer)
+    collator = _collator(problem, tokenizer, decoder_inputs)
     sampler = SequentialSampler(range(len(rows)))
     return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=collator, **options)
 
 
-def _collator(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Collator:
+def _collator(problem: Problem, tokenizer: PreTrainedTokenizerBase, decoder_inputs: DecoderInputs | None) -> Collator:
     side: Literal["left", "right"] = "left" if tokenizer.padding_side == "left" else "right"
-    return Collator(int(tokenizer.pad_token_id), side, problem.objective)
+    return Collator(int(tokenizer.pad_token_id), side, problem.objective, decoder_inputs)
 
 
 def _worker_options(num_workers: int, seed: int) -> dict[str, Any]:

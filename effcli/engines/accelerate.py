@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 from effcli.engines.base import Job, UpdateResult
-from effcli.engines.window import count_items, windows
+from effcli.engines.window import window_items, windows
 
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "bf16-pure": "no"}
 
@@ -27,15 +27,16 @@ def run(job: Job) -> None:
     accelerator = Accelerator(mixed_precision=MIXED_PRECISION[loop.precision], cpu=loop.device.type == "cpu")
     model, optimizer, loader = accelerator.prepare(job.model, job.optimizer, job.loader)
     update = job.start_update
-    job.observer.train_begin()
+    job.observer.train_begin(accelerator.scaler)
     model.train()
 
     while update < loop.total_updates:
+        position = loop.course.position(update)
         # On the prepared loader: it counts its own iterations and would set the sampler's epoch back to that count.
-        loader.set_epoch(update // loop.updates_per_epoch)
-        job.loader.skip_next(update % loop.updates_per_epoch * loop.accum)
-        for window in windows(loader, loop.accum):
-            num_items = sum(count_items(batch["labels"]) for batch in window)
+        loader.set_epoch(position.epoch)
+        job.loader.skip_next(position.rows)
+        for window in windows(loader, loop.course.accum):
+            num_items = window_items(window)
             loss = 0.0
             for index, batch in enumerate(window):
                 labels = batch.pop("labels")
@@ -46,7 +47,8 @@ def run(job: Job) -> None:
                 loss += share.detach()
                 del share
 
-            grad_norm = accelerator.clip_grad_norm_(model.parameters(), loop.clip_norm)
+            grad_norm = float(accelerator.clip_grad_norm_(model.parameters(), loop.clip_norm))
+            job.observer.before_step(loss=float(loss), grad_norm=grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             if not accelerator.optimizer_step_was_skipped:
@@ -56,7 +58,7 @@ def run(job: Job) -> None:
             job.observer.after_update(
                 UpdateResult(
                     loss=float(loss),
-                    grad_norm=float(grad_norm),
+                    grad_norm=grad_norm,
                     skipped=accelerator.optimizer_step_was_skipped,
                 )
             )

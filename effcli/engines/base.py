@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from effcli.data.batches import EpochLoader
+    from effcli.engines.course import Course
     from effcli.engines.window import WindowLoss
     from effcli.spec import Precision
 
@@ -19,10 +20,8 @@ class Loop:
 
     device: torch.device
     precision: Precision
-    batch_size: int
-    accum: int
+    course: Course
     max_grad_norm: float
-    updates_per_epoch: int
     total_updates: int
     seed: int
     percentile_clipping: float | None = None
@@ -57,8 +56,17 @@ class UpdateResult:
 class Observer(Protocol):
     """What happens around the updates: history, evaluation, checkpoints. Implemented by the session."""
 
-    def train_begin(self) -> None:
-        """Set the random state; called once, after the engine's own preparation and before the first forward."""
+    def train_begin(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Set the random state; called once, after the engine's own preparation and before the first forward.
+
+        `scaler` is the one that scales the loss under fp16; its state belongs to a checkpoint.
+        """
+
+    def before_step(self, *, loss: float, grad_norm: float) -> None:
+        """Refuse a loss or gradient norm that is not finite; called with the weights still untouched.
+
+        Under fp16 neither is refused: the scaler skips the step and `after_update` says so.
+        """
 
     def after_update(self, result: UpdateResult) -> None:
         """Take note of an update; called at the boundary, with gradients cleared and the schedule advanced."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_model, save_model
 
+from effcli.engines.course import Position
 from effcli.errors import TrainingFailedError
 from effcli.files import write_folder
 
@@ -29,12 +30,16 @@ PREFIX = "update-"
 class Saved:
     """What a checkpoint holds beside tensors: where it stands, specification, rows, length, history.
 
+    `origin` is where the run began to take windows of its size.
+
     The gradient norms in `history` are all that percentile clipping goes on from.
     """
 
     update: int
     spec: dict[str, Any]
     train_rows: int
+    rows_fingerprint: str
+    origin: Position
     total_updates: int
     history: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
@@ -69,7 +74,8 @@ class CheckpointStore:
                 "scheduler": scheduler.state_dict(),
                 "random": random_state(),
             }
-            torch.save(training, folder / TRAINING)
+            with (folder / TRAINING).open("wb") as file:  # given a path, torch keeps the system's reason to itself
+                torch.save(training, file)
             (folder / PROGRESS).write_text(json.dumps(asdict(saved)), encoding="utf-8")
             checksums = {name: _checksum(folder / name) for name in FILES}
             (folder / MANIFEST).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
@@ -88,11 +94,16 @@ class CheckpointStore:
         damaged: list[Path] = []
         for path in reversed(self.paths()):
             if _intact(path):
-                return path, Saved(**json.loads((path / PROGRESS).read_text(encoding="utf-8"))), damaged
+                return path, _read_progress(path / PROGRESS), damaged
             damaged.append(path)
         if damaged:
             raise TrainingFailedError(f"every checkpoint in '{self._folder}' is damaged; start again with --overwrite")
         return None
+
+
+def _read_progress(path: Path) -> Saved:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    return Saved(**{**fields, "origin": Position(**fields["origin"])})
 
 
 def restore(

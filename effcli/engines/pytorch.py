@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from effcli.engines.base import Batch, Job, UpdateResult
 from effcli.engines.precision import autocast
-from effcli.engines.window import count_items, windows
+from effcli.engines.window import window_items, windows
 
 
 def run(job: Job) -> None:
@@ -16,18 +16,22 @@ def run(job: Job) -> None:
     scaler = torch.amp.GradScaler(loop.device.type, enabled=loop.precision == "fp16")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     update = job.start_update
-    job.observer.train_begin()
+    job.observer.train_begin(scaler if scaler.is_enabled() else None)
     model.train()
 
     while update < loop.total_updates:
-        job.loader.set_epoch(update // loop.updates_per_epoch)
-        job.loader.skip_next(update % loop.updates_per_epoch * loop.accum)
-        for window in windows(job.loader, loop.accum):
-            num_items = sum(count_items(batch["labels"]) for batch in window)
-            loss = sum(_micro_step(job, scaler, batch, num_items) for batch in window)
+        position = loop.course.position(update)
+        job.loader.set_epoch(position.epoch)
+        job.loader.skip_next(position.rows)
+        for window in windows(job.loader, loop.course.accum):
+            num_items = window_items(window)
+            loss = float(sum(_micro_step(job, scaler, batch, num_items) for batch in window))
 
             scaler.unscale_(optimizer)
-            grad_norm = clip_grad_norm_(parameters, loop.clip_norm)
+            norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+            grad_norm = float(norm)
+            job.observer.before_step(loss=loss, grad_norm=grad_norm)
+            clip_grads_with_norm_(parameters, loop.clip_norm, norm)
             scale = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
@@ -37,7 +41,7 @@ def run(job: Job) -> None:
                 job.scheduler.step()
 
             update += 1
-            job.observer.after_update(UpdateResult(loss=float(loss), grad_norm=float(grad_norm), skipped=skipped))
+            job.observer.after_update(UpdateResult(loss=loss, grad_norm=grad_norm, skipped=skipped))
             if update == loop.total_updates:
                 break
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from effcli.engines.base import Job, UpdateResult
+from effcli.engines.base import Batch, Job, UpdateResult
+from effcli.engines.window import window_items
 
 
 def run(job: Job) -> None:
@@ -19,7 +21,7 @@ def run(job: Job) -> None:
         arguments = _arguments(job, folder)
         trainer = _JobTrainer(job, arguments)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_Forward(job))
+        trainer.add_callback(_Forward(job, trainer.accelerator))
         resume = _write_state(job, arguments, Path(folder)) if job.start_update else None
         trainer.train(resume_from_checkpoint=resume)
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
@@ -30,6 +32,7 @@ class _JobTrainer(Trainer):
 
     def __init__(self, job: Job, args: TrainingArguments) -> None:
         self._job = job
+        self._loss = 0.0
         super().__init__(
             model=job.model,
             args=args,
@@ -37,29 +40,56 @@ class _JobTrainer(Trainer):
             compute_loss_func=self._window_loss,
         )
 
-    def _window_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor) -> torch.Tensor:
-        return self._job.window_loss.scaled(outputs["logits"], labels, num_items_in_batch)
+    def _window_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: int) -> torch.Tensor:
+        share = self._job.window_loss.scaled(outputs["logits"], labels, num_items_in_batch)
+        self._loss += share.detach()
+        return share
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        """Show loss and norm to the observer between clipping and the step; no callback is given them there."""
+        norm = super()._clip_grad_norm(model)
+        self._job.observer.before_step(loss=float(self._loss), grad_norm=float(norm))
+        self._loss = 0.0
+        return norm
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Batch], int]:
+        """Count items by our rule: Trainer's own (5.24) leaves out a score of -100, and knows tasks by their loss."""
+        window, _ = super().get_batch_samples(*args, **kwargs)
+        return window, window_items(window)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         return self._job.loader
 
+    def _run_epoch(self, *, epoch: int, epochs_trained: int, **numbers: Any) -> None:
+        """Give the first epoch the length that is left of it: a resumed run may have another window than before.
+
+        Trainer's own way to skip batches counts them in the window of a whole run (transformers 5.24).
+        """
+        if epoch == epochs_trained:
+            position, course = self._job.loop.course.position(self._job.start_update), self._job.loop.course
+            self._job.loader.skip_next(position.rows)
+            left = course.micro_batches_left(self._job.start_update)
+            numbers |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // course.accum)}
+        super()._run_epoch(epoch=epoch, epochs_trained=epochs_trained, **numbers)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        """Load nothing: the pipeline has restored the model; Trainer only has to skip the batches already used."""
+        """Load nothing: the pipeline has restored the model."""
 
 
 class _Forward(TrainerCallback):
     """Passes each update on to the observer. `on_log` is the one event that carries the gradient norm."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, accelerator: Accelerator) -> None:
         self._job = job
+        self._accelerator = accelerator
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        self._job.observer.train_begin()
+        self._job.observer.train_begin(self._accelerator.scaler)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if logs is not None and "grad_norm" in logs:
             grad_norm = logs["grad_norm"]
-            skipped = args.fp16 and not torch.isfinite(torch.tensor(grad_norm)).item()
+            skipped = self._accelerator.optimizer_step_was_skipped
             self._job.observer.after_update(UpdateResult(loss=logs["loss"], grad_norm=grad_norm, skipped=skipped))
 
 
@@ -68,9 +98,9 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
     loop = job.loop
     return TrainingArguments(
         output_dir=folder,
-        per_device_train_batch_size=loop.batch_size,
-        gradient_accumulation_steps=loop.accum,
-        max_steps=loop.total_updates,
+        per_device_train_batch_size=loop.course.batch_size,
+        gradient_accumulation_steps=loop.course.accum,
+        max_steps=loop.total_updates + loop.course.offset,
         max_grad_norm=loop.clip_norm,
         bf16=loop.precision == "bf16",
         fp16=loop.precision == "fp16",
@@ -82,16 +112,17 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
         eval_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        ignore_data_skip=True,
     )
 
 
 def _write_state(job: Job, arguments: TrainingArguments, folder: Path) -> str:
     """Write the only file that Trainer needs to go on from `job.start_update`; return its folder."""
     state = TrainerState(
-        global_step=job.start_update,
-        epoch=job.start_update / job.loop.updates_per_epoch,
-        train_batch_size=job.loop.batch_size,
+        global_step=job.start_update + job.loop.course.offset,
+        epoch=job.loop.course.epochs(job.start_update),
+        train_batch_size=job.loop.course.batch_size,
     )
-    state.compute_steps(arguments, job.loop.total_updates)
+    state.compute_steps(arguments, arguments.max_steps)
     state.save_to_json(str(folder / "trainer_state.json"))
     return str(folder)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
+from effcli.engines.course import START, Course, Position
 from effcli.errors import UsageError
 from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A run with everything decided and the data read; `spec` is the resolved one."""
+    """A run with everything decided and the data read; `spec` is the resolved one.
+
+    `origin` is where the run began to take windows of this size: not at its start only where a resumed run changed it.
+    """
 
     spec: RunSpec
     entry: OptimizerEntry
@@ -40,17 +43,18 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     data: PreparedData
     notes: tuple[str, ...]
+    origin: Position = START
 
     @property
-    def updates_per_epoch(self) -> int:
-        """Return ceil(ceil(rows / batch) / accum)."""
+    def course(self) -> Course:
+        """Return which rows each update takes."""
         loop = self.spec.loop
-        return math.ceil(math.ceil(self.data.train_rows / loop.batch_size) / loop.accum)
+        return Course(num_rows=self.data.train_rows, batch_size=loop.batch_size, accum=loop.accum, origin=self.origin)
 
     @property
     def total_updates(self) -> int:
         """Return `--max-steps`, or else the epochs' updates."""
-        return self.spec.loop.max_steps or self.spec.loop.epochs * self.updates_per_epoch
+        return self.spec.loop.max_steps or self.course.total_updates(self.spec.loop.epochs)
 
 
 def prepare(spec: RunSpec, progress: Progress) -> Prepared:
@@ -91,6 +95,8 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
             "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "
             "With --precision bf16 small updates count."
         )
+    if spec.model.trust_remote_code:
+        say(f"Python code that comes with '{spec.model.name}' may run here (--trust-remote-code).")
     source = find_model(spec.model.name, trust_remote_code=spec.model.trust_remote_code)
     from effcli.data.columns import choose
     from effcli.data.source import load_tables

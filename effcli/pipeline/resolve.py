@@ -14,6 +14,9 @@ from effcli.spec import OptimSpec, RunSpec, build_spec
 CONTINUED = {
     "loop.epochs",
     "loop.max_steps",
+    "loop.batch_size",
+    "loop.accum",
+    "loop.auto_batch",
     "loop.eval_batch_size",
     "loop.num_workers",
     "loop.device",
@@ -24,7 +27,8 @@ CONTINUED = {
     "output.keep",
     "output.logging_steps",
 }
-"""Fields that may change when a run is resumed; every other one changes what is learnt."""
+"""Fields that may change when a run is resumed. Every other one changes what is learnt; so does the window, which is
+recomputed: see `effcli.engines.course`."""
 
 
 def resolve_spec(

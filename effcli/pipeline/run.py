@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from transformers import set_seed
 
 from effcli.data.batches import eval_loader, train_loader
+from effcli.data.fingerprint import fingerprint
 from effcli.engines.base import EvalResult, Job, Loop
-from effcli.engines.checkpoint import CheckpointStore, Saved, restore
+from effcli.engines.checkpoint import CheckpointStore, restore
 from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.engines.evaluate import evaluate
-from effcli.engines.session import Evaluation, TrainingSession, Update
+from effcli.engines.session import Evaluation, TrainingSession
 from effcli.engines.window import WindowLoss
-from effcli.errors import InterruptedRunError, UsageError
+from effcli.errors import InterruptedRunError
 from effcli.files import write_folder, write_text
-from effcli.flags import field_label
 from effcli.masking import masked
 from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer, state_notes
@@ -40,7 +40,7 @@ from effcli.pipeline.guards import (
     without_cache,
 )
 from effcli.pipeline.prepare import Prepared
-from effcli.pipeline.resolve import changed_fields
+from effcli.pipeline.resuming import Start, saved_state
 from effcli.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -51,7 +51,13 @@ class Run:
     """The objects of one run while it lasts."""
 
     def __init__(
-        self, prepared: Prepared, built: Built, folder: RunFolder, progress: Progress, record: RunRecord
+        self,
+        prepared: Prepared,
+        built: Built,
+        folder: RunFolder,
+        progress: Progress,
+        record: RunRecord,
+        start: Start,
     ) -> None:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
@@ -65,73 +71,23 @@ class Run:
         self._loop = Loop(
             device=prepared.device,
             precision=spec.loop.precision,
-            batch_size=spec.loop.batch_size,
-            accum=spec.loop.accum,
+            course=prepared.course,
             max_grad_norm=spec.loop.max_grad_norm,
-            updates_per_epoch=prepared.updates_per_epoch,
             total_updates=prepared.total_updates,
             seed=spec.loop.seed,
             percentile_clipping=spec.loop.percentile_clipping,
         )
         self._clipping = PercentileClipping(model, self._optimizer, self._loop)
-        self._start_update = 0
-        self._history: list[Update] = []
-        self._evaluations: list[Evaluation] = []
-        self._checkpoint: Path | None = None
-
-    def resume(self) -> None:
-        """Go on from the newest intact checkpoint; without one, from the start.
-
-        Raises:
-            UsageError: the specification changed in what is learnt, or the run is already complete.
-            TrainingFailedError: there are checkpoints and all of them are damaged.
-        """
-        found = self._store.newest_intact()
-        if found is None:
-            self._say("No checkpoint yet: starting from the first update.")
-            return
-        path, saved, damaged = found
-        for broken in damaged:
-            self._say(f"Checkpoint '{broken}' is damaged: going on from the one before it.")
-        changed = changed_fields(saved.spec, self._prepared.spec.model_dump(mode="json"))
-        if changed:
-            raise UsageError(
-                f"--resume: the run was started with other values of {', '.join(map(field_label, changed))}; "
-                "keep them, or start anew with --overwrite"
-            )
-        rows = self._prepared.data.train_rows
-        if saved.train_rows != rows:
-            raise UsageError(
-                f"--resume: the training data had {saved.train_rows:,} rows and has {rows:,} now; "
-                "restore it, or start anew with --overwrite"
-            )
-        if saved.update >= self._loop.total_updates and self._folder.model.is_dir():
-            raise UsageError(
-                f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
-            )
-        self._checkpoint = path
-        self._start_update = saved.update
-        self._history = [Update(**line) for line in saved.history]
-        self._clipping.remember(self._history)
-        self._evaluations = [
-            Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations
-        ]
-        self._say(f"Resumed after update {saved.update} of {self._loop.total_updates}.")
-        if saved.total_updates != self._loop.total_updates:
-            self._say(
-                f"The run was to end at update {saved.total_updates}: the learning-rate schedule changes with that."
-            )
-
-    def _say(self, sentence: str) -> None:
-        self._progress.note(sentence)
-        self._record = self._record.model_copy(update={"notes": (*self._record.notes, sentence)})
+        self._clipping.remember(start.history)
+        self._start = start
+        self._rows_fingerprint = start.rows_fingerprint
 
     def execute(self, stop_after_updates: int | None) -> RunRecord:
         """Run the engine to its end and return the saved record; see `train` for what it raises."""
         spec, prepared = self._prepared.spec, self._prepared
         session = TrainingSession(
-            start_update=self._start_update,
-            updates_per_epoch=self._loop.updates_per_epoch,
+            start_update=self._start.update,
+            course=self._loop.course,
             total_updates=self._loop.total_updates,
             save_every=spec.output.save_every,
             progress=self._progress,
@@ -144,9 +100,9 @@ class Run:
             pause_clock=self._meter.pause,
             start_clock=self._meter.start,
             stop_after=stop_after_updates,
-            update=self._start_update,
-            history=self._history,
-            evaluations=self._evaluations,
+            update=self._start.update,
+            history=list(self._start.history),
+            evaluations=list(self._start.evaluations),
         )
         job = Job(
             model=self._model,
@@ -162,7 +118,7 @@ class Run:
             ),
             window_loss=self._window_loss,
             loop=self._loop,
-            start_update=self._start_update,
+            start_update=self._start.update,
             observer=session,
         )
         engine = import_module(f"effcli.engines.{spec.loop.engine}")
@@ -199,10 +155,10 @@ class Run:
 
         Called after the engine's preparation, which in accelerate casts the optimizer's state once more.
         """
-        if self._checkpoint is None:
+        if self._start.checkpoint is None:
             set_seed(self._prepared.spec.loop.seed)
         else:
-            restore(self._checkpoint, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
+            restore(self._start.checkpoint, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
 
     def _evaluation(self) -> Callable[[], EvalResult] | None:
         """Return what scores the model on the evaluation rows; None where there are none."""
@@ -227,14 +183,8 @@ class Run:
         return score
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
-        saved = Saved(
-            update=session.update,
-            spec=self._prepared.spec.model_dump(mode="json"),
-            train_rows=self._prepared.data.train_rows,
-            total_updates=self._loop.total_updates,
-            history=[asdict(line) for line in session.history],
-            evaluations=[asdict(line) for line in session.evaluations],
-        )
+        self._rows_fingerprint = self._rows_fingerprint or fingerprint(self._prepared.data.train)
+        saved = saved_state(self._prepared, session, self._rows_fingerprint)
         self._store.save(saved, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
 
     def _save_model(self, path: Path) -> None:
@@ -243,7 +193,7 @@ class Run:
 
     def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
         """Return the final record after writing it."""
-        updates = session.update - self._start_update
+        updates = session.update - self._start.update
         size = inspect_optimizer(self._optimizer)
         predicted_bytes = self._record.optimizer.state_bytes if updates else 0
         unused = state_notes(size, without_gradient=self._probe.without_gradient, predicted_bytes=predicted_bytes)

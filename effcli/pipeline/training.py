@@ -13,6 +13,7 @@ from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.guards import explained_out_of_memory
 from effcli.pipeline.prepare import prepare
+from effcli.pipeline.resuming import Start, find_start
 from effcli.pipeline.run import Run
 from effcli.pipeline.run_plan import run_plan
 from effcli.pipeline.verdicts import peak_sentences
@@ -40,6 +41,8 @@ def train(
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
     prepared = prepare(spec, progress)
+    start = find_start(prepared, folder) if resume else Start()
+    prepared = replace(prepared, origin=start.origin)
     planned = run_plan(prepared, progress)
     with explained_out_of_memory(prepared):
         built = build(prepared, meta=False)
@@ -51,9 +54,10 @@ def train(
     progress.note(expectation(record))
     for sentence in peak_sentences(record):
         progress.note(sentence)
-    run = Run(prepared, built, folder, progress, record)
-    if resume:
-        run.resume()
+    for sentence in start.notes:
+        progress.note(sentence)
+    record = record.model_copy(update={"notes": (*record.notes, *start.notes)})
+    run = Run(prepared, built, folder, progress, record, start)
     open_run_folder(folder, overwrite=overwrite)
     # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})

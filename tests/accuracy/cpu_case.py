@@ -15,6 +15,7 @@ from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
 from effcli.devices import weights_dtype
 from effcli.engines import pytorch
 from effcli.engines.base import Job, Loop
+from effcli.engines.course import Course
 from effcli.engines.precision import autocast
 from effcli.engines.window import WindowLoss
 from effcli.memory.allocator import PlainAllocator
@@ -130,10 +131,8 @@ def _update_of(case: Case, model: PreTrainedModel, optimizer: torch.optim.Optimi
     loop = {
         "device": torch.device("cpu"),
         "precision": case.precision,
-        "batch_size": ROWS,
-        "accum": case.accum,
+        "course": Course(num_rows=num_rows, batch_size=ROWS, accum=case.accum),
         "max_grad_norm": 1.0,
-        "updates_per_epoch": UPDATES,
         "seed": 42,
     }
     job = {

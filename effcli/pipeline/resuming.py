@@ -1,0 +1,132 @@
+"""Where a run starts from, and what it saves so that it can go on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from effcli.data.fingerprint import fingerprint
+from effcli.engines.base import EvalResult
+from effcli.engines.checkpoint import CheckpointStore, Saved
+from effcli.engines.course import START, Course, Position
+from effcli.engines.session import Evaluation, Update
+from effcli.errors import UsageError
+from effcli.flags import field_label
+from effcli.pipeline.resolve import changed_fields
+
+if TYPE_CHECKING:
+    from effcli.engines.session import TrainingSession
+    from effcli.pipeline.prepare import Prepared
+    from effcli.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a run starts from: a checkpoint and what was known when it was written, or nothing.
+
+    `origin` is where the windows of the run's size begin, `notes` are what should be said about it.
+    """
+
+    checkpoint: Path | None = None
+    update: int = 0
+    origin: Position = START
+    history: tuple[Update, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    rows_fingerprint: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_start(prepared: Prepared, folder: RunFolder) -> Start:
+    """Return the newest intact checkpoint of a run folder; without one, the start of the run.
+
+    Raises:
+        UsageError: the specification or the data changed in what is learnt, or the run is already complete.
+        TrainingFailedError: there are checkpoints and all of them are damaged.
+    """
+    found = CheckpointStore(folder.checkpoints, keep=prepared.spec.output.keep).newest_intact()
+    if found is None:
+        return Start(notes=("No checkpoint yet: starting from the first update.",))
+    path, saved, damaged = found
+    notes = [f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in damaged]
+    _refuse_changes(prepared, saved)
+    before, position = _saved_course(saved), _saved_course(saved).position(saved.update)
+    same = (before.batch_size, before.accum) == (prepared.spec.loop.batch_size, prepared.spec.loop.accum)
+    origin = saved.origin if same else position
+    now = Course(
+        num_rows=saved.train_rows,
+        batch_size=prepared.spec.loop.batch_size,
+        accum=prepared.spec.loop.accum,
+        origin=origin,
+    )
+    total = prepared.spec.loop.max_steps or now.total_updates(prepared.spec.loop.epochs)
+    if saved.update >= total and folder.model.is_dir():
+        raise UsageError(
+            f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
+        )
+    notes.append(f"Resumed after update {saved.update} of {total}.")
+    if not same:
+        notes.append(_window_note(before, now, position))
+    if saved.total_updates != total:
+        notes.append(
+            f"The run was to end at update {saved.total_updates}: the learning-rate schedule changes with that."
+        )
+    return Start(
+        checkpoint=path,
+        update=saved.update,
+        origin=origin,
+        history=tuple(Update(**line) for line in saved.history),
+        evaluations=tuple(Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations),
+        rows_fingerprint=saved.rows_fingerprint,
+        notes=tuple(notes),
+    )
+
+
+def saved_state(prepared: Prepared, session: TrainingSession, rows_fingerprint: str) -> Saved:
+    """Return what a checkpoint holds of a session beside tensors."""
+    return Saved(
+        update=session.update,
+        spec=prepared.spec.model_dump(mode="json"),
+        train_rows=prepared.data.train_rows,
+        rows_fingerprint=rows_fingerprint,
+        origin=prepared.origin,
+        total_updates=prepared.total_updates,
+        history=[asdict(line) for line in session.history],
+        evaluations=[asdict(line) for line in session.evaluations],
+    )
+
+
+def _refuse_changes(prepared: Prepared, saved: Saved) -> None:
+    """Raise where what is learnt would not be what the checkpoint's run learnt."""
+    changed = changed_fields(saved.spec, prepared.spec.model_dump(mode="json"))
+    if changed:
+        raise UsageError(
+            f"--resume: the run was started with other values of {', '.join(map(field_label, changed))}; "
+            "keep them, or start anew with --overwrite"
+        )
+    rows = prepared.data.train_rows
+    if saved.train_rows != rows:
+        raise UsageError(
+            f"--resume: the training data had {saved.train_rows:,} rows and has {rows:,} now; "
+            "restore it, or start anew with --overwrite"
+        )
+    if saved.rows_fingerprint != fingerprint(prepared.data.train):
+        raise UsageError(
+            f"--resume: the {rows:,} training rows are not those that the run was started with, in texts, labels, "
+            "order or tokens; restore the data and the tokenizer, or start anew with --overwrite"
+        )
+
+
+def _saved_course(saved: Saved) -> Course:
+    loop = saved.spec["loop"]
+    return Course(num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin)
+
+
+def _window_note(before: Course, now: Course, position: Position) -> str:
+    """Return what another window changes."""
+    left = now.num_rows - position.rows
+    updates = -(-left // now.window)
+    return (
+        f"Batch {before.batch_size} x {before.accum} becomes {now.batch_size} x {now.accum}: the {left:,} rows left of "
+        f"epoch {position.epoch + 1} make {updates:,} updates, a whole epoch {now.updates_per_epoch:,}."
+    )
