@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
@@ -24,18 +24,26 @@ _ENCODER_SPECIALS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+_ENCODER_DECODER_SPECIALS = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
 _DECODER_SPECIALS = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<|endoftext|>"}
 
 
 def build_tokenizer(
-    texts: Iterable[str], *, vocab_size: int, model_type: str, max_length: int, pad_token_id: int | None = None
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    model_type: str,
+    max_length: int,
+    pad_token_id: int | None = None,
+    eos_token_id: int | None = None,
 ) -> PreTrainedTokenizerFast:
     """Return a word-level tokenizer of the most frequent words, lower-cased, with at most `vocab_size` entries.
 
     Encoders read `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with token_type_ids only where `model_type` uses them.
-    Decoders read the text alone; their end-of-text token exists but is not added. Sequences are limited to
-    `max_length` tokens, special tokens included. `pad_token_id`, as the model's configuration names it, is honoured
-    when it falls among the special tokens at the start of the vocabulary; otherwise padding is token 0.
+    Decoders read the text alone; their end-of-text token exists but is not added. Encoder-decoders read and write
+    `A </s>`. Sequences are limited to `max_length` tokens, special tokens included. `pad_token_id` and `eos_token_id`,
+    as the model's configuration names them, are honoured where they fall among the special tokens at the start of the
+    vocabulary; otherwise padding is token 0, or the first that is left.
 
     Raises:
         UsageError: `vocab_size` leaves no room for a single word.
@@ -43,9 +51,8 @@ def build_tokenizer(
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    decoder = _is_decoder(model_type)
-    named = _DECODER_SPECIALS if decoder else _ENCODER_SPECIALS
-    specials = _with_pad_at(list(named.values()), pad_token_id)
+    named = _specials(model_type)
+    specials = _placed(named, {"pad_token": pad_token_id, "eos_token": eos_token_id})
     if vocab_size <= len(specials):
         raise UsageError(
             f"the model's vocabulary of {vocab_size} has no room for words beside {len(specials)} special tokens; "
@@ -56,8 +63,8 @@ def build_tokenizer(
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
     core.train_from_iterator(texts, trainer)
-    if not decoder:
-        core.post_processor = _pair_template(specials.index("[CLS]"), specials.index("[SEP]"))
+    if named is not _DECODER_SPECIALS:
+        core.post_processor = _template(named, specials)
     names = ["input_ids", "attention_mask"]
     if model_type in _TYPES_WITH_SEGMENTS:
         names.insert(1, "token_type_ids")
@@ -66,27 +73,41 @@ def build_tokenizer(
     )
 
 
-def _is_decoder(model_type: str) -> bool:
-    """Return whether transformers knows `model_type` for causal, but not for masked, language modelling."""
+def _specials(model_type: str) -> Mapping[str, str]:
+    """Return the special tokens of a model type, by the tables that transformers has for it.
+
+    Decoders are known for causal, but not for masked, language modelling.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as SEQ2SEQ
 
-    return model_type in CAUSAL and model_type not in MASKED
-
-
-def _with_pad_at(specials: list[str], pad_token_id: int | None) -> list[str]:
-    """Return the special tokens, padding first, with the padding moved to `pad_token_id` where that is among them."""
-    pad, *others = specials
-    position = pad_token_id if pad_token_id is not None and 0 <= pad_token_id < len(specials) else 0
-    return [*others[:position], pad, *others[position:]]
+    if model_type in SEQ2SEQ:
+        return _ENCODER_DECODER_SPECIALS
+    return _DECODER_SPECIALS if model_type in CAUSAL and model_type not in MASKED else _ENCODER_SPECIALS
 
 
-def _pair_template(cls_id: int, sep_id: int) -> TemplateProcessing:
-    """Return the post-processor for `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, with segment 1 from B on."""
+def _placed(named: Mapping[str, str], wanted: Mapping[str, int | None]) -> list[str]:
+    """Return the special tokens, those that are `wanted` at an id among them there, the others in their order."""
+    found = {
+        position: named[name]
+        for name, position in wanted.items()
+        if name in named and isinstance(position, int) and 0 <= position < len(named)
+    }
+    rest = iter([token for token in named.values() if token not in found.values()])
+    return [found[position] if position in found else next(rest) for position in range(len(named))]
+
+
+def _template(named: Mapping[str, str], specials: list[str]) -> TemplateProcessing:
+    """Return the post-processor for `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, with segment 1 from B on.
+
+    That of encoder-decoders is for `A </s>` and `A </s> B </s>`.
+    """
     from tokenizers.processors import TemplateProcessing
 
+    start, end = ("[CLS]:0 ", "[SEP]") if "cls_token" in named else ("", "</s>")
     return TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", cls_id), ("[SEP]", sep_id)],
+        single=f"{start}$A:0 {end}:0",
+        pair=f"{start}$A:0 {end}:0 $B:1 {end}:1",
+        special_tokens=[(token, specials.index(token)) for token in ("[CLS]", "[SEP]", "</s>") if token in specials],
     )

@@ -20,7 +20,8 @@ def longest_row(config: PretrainedConfig, name: str, asked: int | None, *, token
     Raises:
         UsageError: more was asked for than the model called `name` has positions.
     """
-    positions = _positions(config)
+    encoder, _ = sides(config)
+    positions = _positions(encoder, "max_encoder_position_embeddings")
     if asked is not None:
         if positions is not None and asked > positions:
             raise UsageError(f"--max-length {asked}: '{name}' reads at most {positions} tokens")
@@ -28,9 +29,33 @@ def longest_row(config: PretrainedConfig, name: str, asked: int | None, *, token
     return min(MAX_LENGTH, tokenizer_limit, positions or MAX_LENGTH)
 
 
-def _positions(config: PretrainedConfig) -> int | None:
-    """Return the number of positions that a row can have; None where the model has no table of them."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+def longest_target(config: PretrainedConfig, name: str, asked: int | None, *, longest_source: int) -> int:
+    """Return the longest target text in tokens: what was asked for, or else that of the source, if the decoder of the
+    encoder-decoder `name` has as many positions.
+
+    Raises:
+        UsageError: more was asked for than it has.
+    """
+    _, decoder = sides(config)
+    positions = _positions(decoder, "max_decoder_position_embeddings")
+    if asked is None:
+        return min(longest_source, positions or longest_source)
+    if positions is not None and asked > positions:
+        raise UsageError(f"--max-target-length {asked}: '{name}' writes at most {positions} tokens")
+    return asked
+
+
+def sides(config: PretrainedConfig) -> tuple[PretrainedConfig, PretrainedConfig]:
+    """Return the configurations of encoder and decoder; twice the model's own where it has one for both."""
+    return (config.encoder, config.decoder) if config.model_type == "encoder-decoder" else (config, config)
+
+
+def _positions(config: PretrainedConfig, of_one_side: str) -> int | None:
+    """Return the number of positions that a row can have; None where the model has no table of them.
+
+    `of_one_side` is what the setting is called where encoder and decoder have one each, as in LED.
+    """
+    positions = getattr(config.get_text_config(), "max_position_embeddings", getattr(config, of_one_side, None))
     if not isinstance(positions, int) or positions < 1:
         return None
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, first_line
@@ -11,16 +10,9 @@ from effcli.models.lora import plain_model
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-DecoderInputs = Callable[["torch.Tensor"], "torch.Tensor"]
-"""Labels (rows, tokens) with -100 on padding -> the decoder's input ids, of the same shape."""
-
-
-def sides(config: PretrainedConfig) -> tuple[PretrainedConfig, PretrainedConfig]:
-    """Return the configurations of encoder and decoder; the model's own where it has one for both."""
-    both = config.model_type == "encoder-decoder"
-    return (config.encoder, config.decoder) if both else (config, config)
+    from effcli.data.batches import DecoderInputs
 
 
 def decoder_inputs(model: torch.nn.Module, name: str) -> DecoderInputs:
@@ -67,3 +59,16 @@ def _shift(model: Any) -> DecoderInputs | None:
         return None
     config = model.config
     return lambda labels: shift(labels, config.pad_token_id, config.decoder_start_token_id)
+
+
+def check_languages(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise where a tokenizer of several languages is not told which one the targets are in.
+
+    Raises:
+        UsageError: it has no target language.
+    """
+    if getattr(tokenizer, "tgt_lang", "") is None:
+        raise UsageError(
+            f"the tokenizer of '{name}' marks texts with their language; name src_lang and tgt_lang in its "
+            "tokenizer_config.json"
+        )

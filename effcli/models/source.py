@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from effcli.errors import EffcliError, UsageError, first_line, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
-from effcli.models.lengths import MAX_LENGTH, longest_row
-from effcli.models.own_code import TRUST, brings_own_code, trusted_config, untrusted
+from effcli.models.lengths import MAX_LENGTH, longest_row, sides
+from effcli.models.own_code import TRUST, brings_own_code, refuse_kernels, trusted_config, untrusted
 from effcli.models.tasks import tasks_of
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def config_values(name: str, path: Path) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     _refuse_quantised(name, values)
+    refuse_kernels(name, values)
     return values
 
 
@@ -126,9 +127,9 @@ class BuildTokenizer(Protocol):
     """Makes a tokenizer of the training text."""
 
     def __call__(
-        self, *, vocab_size: int, model_type: str, max_length: int, pad_token_id: int | None
+        self, *, vocab_size: int, model_type: str, max_length: int, pad_token_id: int | None, eos_token_id: int | None
     ) -> PreTrainedTokenizerBase:
-        """Return a tokenizer with at most `vocab_size` tokens, its padding token at `pad_token_id` if that is given."""
+        """Return a tokenizer with at most `vocab_size` tokens, its special tokens at the ids that are given."""
 
 
 def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedTokenizerBase:
@@ -137,21 +138,17 @@ def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedToken
     A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it.
 
     Raises:
-        UsageError: the tokenizer knows more tokens than the model embeds, or has no token to pad with; or there is none
-            and the model needs its own.
+        UsageError: the tokenizer knows more tokens than the model embeds, or has no token to pad with.
     """
-    vocab_size = getattr(source.config, "vocab_size", BUILTIN_VOCABULARY)
+    vocab_size = min(getattr(side, "vocab_size", BUILTIN_VOCABULARY) for side in sides(source.config))
     tokenizer = source.tokenizer
     if tokenizer is None:
-        if source.config.is_encoder_decoder:
-            raise UsageError(
-                f"'{source.name}' has no tokenizer, which an encoder-decoder needs; put its files into the folder"
-            )
         tokenizer = build(
             vocab_size=vocab_size,
             model_type=source.config.model_type,
             max_length=row_limit(source, None, None),
             pad_token_id=getattr(source.config, "pad_token_id", None) if source.path is not None else None,
+            eos_token_id=getattr(source.config, "eos_token_id", None) if source.config.is_encoder_decoder else None,
         )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
