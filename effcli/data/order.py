@@ -1,0 +1,32 @@
+"""The longest rows first, for a run that is to fail at its first update if it cannot fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def longest_rows(rows: Dataset, count: int) -> torch.Tensor:
+    """Return the numbers of the `count` longest rows, int64 of shape (count,), the longest first.
+
+    A row is as long as its tokens, those of a target text included. Of rows of one length the earlier comes first.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.types
+
+    texts = [rows.data.column(name) for name in ("input_ids", "labels") if name in rows.column_names]
+    lengths = [pc.list_value_length(text).to_numpy() for text in texts if pyarrow.types.is_list(text.type)]
+    longest = np.argsort(-sum(lengths), kind="stable")[:count]
+    return torch.from_numpy(longest.astype(np.int64))
+
+
+def beginning_with(first: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return the row numbers of `order`, those of `first` moved to the front in the order that they have there."""
+    is_rest = torch.ones(len(order), dtype=torch.bool)
+    is_rest[first] = False
+    return torch.cat([first, order[is_rest[order]]])
