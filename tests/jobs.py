@@ -102,6 +102,10 @@ class Recorder:
         self.scaler = scaler
         set_seed(self.seed)
 
+    def before_step(self, *, loss: float, grad_norm: float) -> None:
+        assert math.isfinite(loss)
+        assert math.isfinite(grad_norm)
+
     def after_update(self, result: UpdateResult) -> None:
         self.results.append(result)
         self.limits.append(self.read_limit())

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     import torch
 
 
+SKIPPED_IN_A_ROW = 30
+"""Skipped updates that end a run: torch's scaler halves its scale each time, from 65,536 to less than 0.0001, where
+fairseq's gives up too (`min_loss_scale`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """One line of the history; `lr` is the rate that this update used.
@@ -47,13 +52,21 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _not_finite(update: int, what: str) -> TrainingFailedError:
+    return TrainingFailedError(
+        f"update {update}: {what}; training stopped before any checkpoint of it, earlier ones are intact. Try a lower "
+        "--lr, a larger --eps, --max-grad-norm 1, or --precision fp32"
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class TrainingSession:
     """Observer of a run: keeps the history, evaluates, saves, and stops where it is told to.
 
     The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_clip_norm` the norm that
     it was held to, `read_samples` the rows it took, `evaluate` scores the model (None without evaluation data), `save`
-    writes a checkpoint, `prepare` sets the state that the first update starts from.
+    writes a checkpoint, `prepare` sets the state that the first update starts from, `find_broken_gradient` returns the
+    name of the first parameter whose gradient is not finite, None where that says nothing.
     """
 
     start_update: int
@@ -67,6 +80,7 @@ class TrainingSession:
     read_samples: Callable[[], int]
     evaluate: Callable[[], EvalResult] | None
     save: Callable[[TrainingSession], Any]
+    find_broken_gradient: Callable[[], str | None] = lambda: None
     pause_clock: Callable[[], None] = lambda: None
     start_clock: Callable[[], None] = lambda: None
     stop_after: int | None = None
@@ -74,6 +88,7 @@ class TrainingSession:
     evaluations: list[Evaluation] = field(default_factory=list)
     update: int = 0
     stop_signal: int | None = None
+    skipped_in_a_row: int = 0
     scaler: torch.amp.GradScaler | None = None
 
     def train_begin(self, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -83,6 +98,15 @@ class TrainingSession:
         self.prepare()
         self.progress.start(first_update=self.start_update, total_updates=self.total_updates)
         self.start_clock()
+
+    def before_step(self, *, loss: float, grad_norm: float) -> None:
+        """Stop before an update that would break the weights.
+
+        Raises:
+            TrainingFailedError: loss or gradient norm is not finite, and no fp16 scaler is there to skip the step.
+        """
+        if self.scaler is None:
+            self._check_finite(self.update + 1, loss, grad_norm)
 
     def after_update(self, result: UpdateResult) -> None:
         """Record one update; evaluate and save where the epoch or the run ends.
@@ -94,7 +118,7 @@ class TrainingSession:
         """
         self.pause_clock()
         self.update += 1
-        self._check_finite(result)
+        self._check_scaler(result)
         epoch = self.course.epochs(self.update)
         line = Update(
             update=self.update,
@@ -112,7 +136,8 @@ class TrainingSession:
         last = self.update == self.total_updates
         if self.evaluate is not None and (ends_epoch or last):
             evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
-            self._refuse("evaluation loss", evaluation.result.loss)
+            if not math.isfinite(evaluation.result.loss):
+                raise _not_finite(self.update, f"the evaluation loss is {evaluation.result.loss}")
             self.evaluations.append(evaluation)
             self.progress.evaluation(epoch=epoch, result=evaluation.result)
         stop = self.stop_signal is not None or self.update == self.stop_after
@@ -128,17 +153,24 @@ class TrainingSession:
             )
         self.start_clock()
 
-    def _check_finite(self, result: UpdateResult) -> None:
-        for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
-            if not result.skipped:
-                self._refuse(name, value)
-
-    def _refuse(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
+    def _check_scaler(self, result: UpdateResult) -> None:
+        """Let the fp16 scaler skip steps while it looks for a scale, but neither for ever nor with a broken loss."""
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
+        if self.skipped_in_a_row == SKIPPED_IN_A_ROW:
             raise TrainingFailedError(
-                f"update {self.update}: the {name} is {value}; training stopped. Try a lower --lr, a larger --eps, "
-                "--max-grad-norm 1, or --precision fp32"
+                f"update {self.update}: the fp16 scaler skipped {SKIPPED_IN_A_ROW} updates in a row, whatever the "
+                "scale; training stopped. Try --precision bf16 or fp32, or a lower --lr"
             )
+        if not result.skipped:
+            self._check_finite(self.update, result.loss, result.grad_norm)
+
+    def _check_finite(self, update: int, loss: float, grad_norm: float) -> None:
+        if not math.isfinite(loss):
+            raise _not_finite(update, f"the loss is {loss}")
+        if not math.isfinite(grad_norm):
+            name = self.find_broken_gradient()
+            where = f" (the first gradient that is not finite is that of {name})" if name else ""
+            raise _not_finite(update, f"the gradient norm is {grad_norm}{where}")
 
     @contextmanager
     def stopping_on_signals(self) -> Iterator[None]:
