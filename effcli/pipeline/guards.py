@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError, first_line
+from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError, WriteError, first_line
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
+    from effcli.engines.checkpoint import CheckpointStore
     from effcli.engines.session import TrainingSession
     from effcli.pipeline.prepare import Prepared
+
+
+_WORKER = "DataLoader worker"
 
 
 @contextmanager
@@ -58,23 +63,69 @@ def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
 
 @contextmanager
 def explained_failure(session: TrainingSession) -> Iterator[None]:
-    """Turn what a model or an optimizer raises while it trains into one line that names the update.
+    """Turn what a model, an optimizer or a data worker raises while it trains into one line that names the update.
 
     Raises:
         TrainingFailedError: anything but an error of ours was raised.
     """
     try:
         yield
-    except EffcliError:
-        raise
     except Exception as error:  # whatever their code raises
+        where = f"update {session.update + 1} failed"
+        if _WORKER in str(error):
+            raise TrainingFailedError(f"{where} in a {_worker_failure(error)}") from error
+        if isinstance(error, EffcliError):
+            raise
         raise TrainingFailedError(
-            f"update {session.update + 1} failed in the model or the optimizer, {type(error).__name__}: "
-            f"{first_line(error)}; --verbose shows where"
+            f"{where} in the model or the optimizer, {type(error).__name__}: {first_line(error)}; --verbose shows where"
         ) from error
 
 
-def refuse_weights_that_are_not_finite(model: PreTrainedModel) -> None:
+def _worker_failure(error: Exception) -> str:
+    """Return which data worker failed, why, and what to try; from the words of torch's loader (torch 2.13)."""
+    first, *_, last = [line.strip() for line in str(error).strip().splitlines() if line.strip()] * 2
+    if first != last:  # raised in the worker, whose traceback follows
+        which = first.partition(_WORKER)[2].strip(" .").removeprefix("process ")
+        return f"data worker (number {which} of --num-workers), {last}; --num-workers 0 shows where"
+    said = first.partition(_WORKER)[2].strip(" .")
+    if "shared memory" in said:
+        return f"data worker {said}; use fewer --num-workers, or --num-workers 0, or allow more in /dev/shm"
+    hint = ": the system may have run out of memory" if "Killed" in said else ""
+    return f"data worker {said}{hint}; use fewer --num-workers, or --num-workers 0"
+
+
+@contextmanager
+def explained_write_failure(checkpoints: CheckpointStore) -> Iterator[None]:
+    """Add to an error of writing what of the run is left, and how to go on.
+
+    Raises:
+        WriteError: with that added.
+    """
+    try:
+        yield
+    except WriteError as error:
+        saved = checkpoints.paths()
+        left = (
+            f"'{saved[-1]}' is intact: make room, then continue with --resume"
+            if saved
+            else "nothing was saved before: make room, then start again with --overwrite"
+        )
+        raise WriteError(f"{error}; {left}") from error
+
+
+def broken_gradient(model: torch.nn.Module) -> str | None:
+    """Return the name of the first parameter whose gradient is not finite; None where none is, or all are.
+
+    Clipping multiplies by the norm: where that is no number, every gradient has become so, and the first means nothing.
+    """
+    import torch
+
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    broken = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
+    return broken[0] if 0 < len(broken) < len(gradients) else None
+
+
+def refuse_weights_that_are_not_finite(model: torch.nn.Module) -> None:
     """Refuse to save a model that the last update broke, which no loss has shown yet.
 
     Raises:
@@ -84,4 +135,7 @@ def refuse_weights_that_are_not_finite(model: PreTrainedModel) -> None:
 
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise TrainingFailedError(f"the last update left weights of {name} that are not finite; try a lower --lr")
+            raise TrainingFailedError(
+                f"the last update left weights of {name} that are not finite: nothing of it is saved, earlier "
+                "checkpoints are intact. Try a lower --lr"
+            )

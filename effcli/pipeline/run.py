@@ -21,7 +21,7 @@ from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession
 from effcli.engines.window import WindowLoss
-from effcli.errors import InterruptedRunError
+from effcli.errors import InterruptedRunError, WriteError
 from effcli.files import write_folder, write_text
 from effcli.masking import masked
 from effcli.measure.nvml import read_nvml
@@ -34,8 +34,10 @@ from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import evaluation_weights
 from effcli.pipeline.build import Built, build_scheduler
 from effcli.pipeline.guards import (
+    broken_gradient,
     explained_failure,
     explained_out_of_memory,
+    explained_write_failure,
     refuse_weights_that_are_not_finite,
     without_cache,
 )
@@ -62,6 +64,7 @@ class Run:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
         self._record = record
+        self._decoder_inputs = built.decoder_inputs
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
@@ -95,6 +98,7 @@ class Run:
             read_lr=lambda: self._probe.last_lr,
             read_clip_norm=lambda: self._clipping.limit,
             read_samples=self._meter.rows_since_last,
+            find_broken_gradient=lambda: broken_gradient(self._model),
             evaluate=self._evaluation(),
             save=self._save_checkpoint,
             pause_clock=self._meter.pause,
@@ -115,6 +119,8 @@ class Run:
                 batch_size=spec.loop.batch_size,
                 seed=spec.loop.seed,
                 num_workers=spec.loop.num_workers,
+                decoder_inputs=self._decoder_inputs,
+                num_longest_first=self._loop.course.window if spec.loop.longest_first else 0,
             ),
             window_loss=self._window_loss,
             loop=self._loop,
@@ -125,6 +131,7 @@ class Run:
         reset_cuda_peak(prepared.device)
         try:
             with (
+                explained_write_failure(self._store),
                 session.stopping_on_signals(),
                 without_cache(self._model),
                 explained_failure(session),
@@ -135,13 +142,11 @@ class Run:
                         engine.run(job)
                 else:
                     self._begin()
-            with evaluation_weights(self._optimizer):
+            with explained_write_failure(self._store), evaluation_weights(self._optimizer):
                 refuse_weights_that_are_not_finite(self._model)
                 write_folder(self._folder.model, self._save_model)
         except BaseException as error:
-            interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
-            failure = masked(str(error)) or type(error).__name__
-            self._finish(session, "interrupted" if interrupted else "failed", failure)
+            self._record_failure(session, error)
             raise
         finally:
             self._progress.stop()
@@ -170,6 +175,7 @@ class Run:
             prepared.tokenizer,
             batch_size=loop.eval_batch_size or loop.batch_size,
             num_workers=loop.num_workers,
+            decoder_inputs=self._decoder_inputs,
         )
         if loader is None:
             return None
@@ -183,6 +189,7 @@ class Run:
         return score
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
+        refuse_weights_that_are_not_finite(self._model)
         self._rows_fingerprint = self._rows_fingerprint or fingerprint(self._prepared.data.train)
         saved = saved_state(self._prepared, session, self._rows_fingerprint)
         self._store.save(saved, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
@@ -190,6 +197,15 @@ class Run:
     def _save_model(self, path: Path) -> None:
         save_model(self._model, path, self._folder.model)
         self._prepared.tokenizer.save_pretrained(path)
+
+    def _record_failure(self, session: TrainingSession, error: BaseException) -> None:
+        """Write the record of a run that did not end; the first error stays the one that is raised."""
+        interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
+        try:
+            failure = masked(str(error)) or type(error).__name__
+            self._finish(session, "interrupted" if interrupted else "failed", failure)
+        except WriteError as second:
+            self._progress.note(f"The record of the failed run is missing as well: {second}.")
 
     def _finish(self, session: TrainingSession, status: str, failure: str | None) -> RunRecord:
         """Return the final record after writing it."""
