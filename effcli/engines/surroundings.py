@@ -1,0 +1,48 @@
+"""What lies around a run, in the environment or the process, and must not decide how it computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "FORK_LAUNCHED")
+
+
+@contextmanager
+def as_asked(device: torch.device) -> Iterator[None]:
+    """Let the specification alone decide the precision, and put everything back afterwards.
+
+    Autocast of a caller is off. Products of float32 matrices are computed in float32, whatever
+    `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE` or `torch.set_float32_matmul_precision` say: TensorFloat32 keeps 10 bits of 23.
+    """
+    matmul_precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False), _without_launcher_settings():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul_precision)
+
+
+@contextmanager
+def _without_launcher_settings() -> Iterator[None]:
+    """Hide what `accelerate launch` and `torchrun` say by environment variables.
+
+    Where no precision is asked for, `TrainingArguments` takes `ACCELERATE_MIXED_PRECISION` (transformers 5.24); others
+    choose the device or a sharded model, and a local rank alone makes accelerate set up a process group (1.15).
+    """
+    before = {name: os.environ.pop(name) for name in _launcher_settings()}
+    try:
+        yield
+    finally:
+        for name in _launcher_settings():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _launcher_settings() -> list[str]:
+    return [name for name in os.environ if name in _NAMES or name.startswith(_PREFIXES)]
