@@ -69,7 +69,8 @@ def test_a_run_leaves_a_record_a_recipe_and_a_model_that_loads(distilbert: Path,
     assert [line["epoch"] for line in record["eval"]] == [1.0, 2.0]
     assert {"eval_loss", "eval_accuracy", "eval_f1"} <= set(record["eval"][0])
     assert record["batch"] == {"micro": 8, "accum": 1, "world_size": 1, "effective": 8}
-    assert record["data"] == {"train_rows": 12, "eval_rows": 12, "skipped_rows": 0, "truncated_rows": 0}
+    rows = {"train_rows": 12, "eval_rows": 12, "skipped_rows": 0, "truncated_rows": 0, "truncated_targets": 0}
+    assert record["data"] == rows
     assert record["measured"]["nvml"]["reason"]
     assert record["measured"]["peak_allocated_bytes"] is None
     assert record["measured"]["peak_rss_bytes"] > 2**27

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from effcli.errors import DataError
 from effcli.facts import Fact
 from effcli.memory.layers import PartAmount
-from effcli.memory.plan import MemoryPlan
+from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 from effcli.units import StateAmount
 
 SCHEMA_VERSION = 1
@@ -62,18 +62,19 @@ class GroupFacts(Fact):
 
 
 class DataFacts(Fact):
-    """Rows used, rows left out (empty) and rows cut to the maximum length."""
+    """Rows used, rows left out (empty), and rows whose text and whose target (seq2seq) were cut to their maximum."""
 
     train_rows: int
     eval_rows: int
     skipped_rows: int
     truncated_rows: int
+    truncated_targets: int = 0
 
 
 class UpdateFacts(Fact):
     """One optimizer update: mean loss per item of its window, the learning rate it used, gradient norm before
-    clipping (None where the fp16 scaler skipped the update), and the norm it was clipped to where it was larger (None
-    without clipping too)."""
+    clipping (None where it was not finite), and the norm it was clipped to where it was larger (None without clipping
+    too). `skipped` says that the fp16 scaler met an overflow and left weights, state and schedule alone."""
 
     update: int
     epoch: float
@@ -81,6 +82,7 @@ class UpdateFacts(Fact):
     lr: float
     grad_norm: float | None
     clip_norm: float | None = None
+    skipped: bool = False
 
 
 class EvalFacts(Fact):
@@ -102,12 +104,31 @@ class NvmlFacts(Fact):
     reason: str | None = None
 
 
+class WeightChangeFacts(Fact):
+    """Trained bfloat16 weights that a run changed, compared with its start weights.
+
+    `num_compared` of all `num_weights` were looked at; `num_with_gradient` of these had a gradient in some update since
+    the run began or was resumed, or changed.
+    """
+
+    num_weights: int
+    num_compared: int
+    num_with_gradient: int
+    num_changed: int
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of the weights with a gradient that changed; None where none had one."""
+        return self.num_changed / self.num_with_gradient if self.num_with_gradient else None
+
+
 class Measured(Fact):
     """What the run really took.
 
     `weights_bytes` and `gradients_bytes` are read before the first step that is not skipped; `peak_allocated_bytes` is
     CUDA's counter, None on a CPU. `parameters_without_state` are those that the optimizer holds no state for, where it
-    has one for others.
+    has one for others. `skipped_updates` counts those of the whole history, `weight_changes` is None unless weights are
+    trained in bfloat16.
     """
 
     weights_bytes: int | None
@@ -119,6 +140,46 @@ class Measured(Fact):
     peak_allocated_bytes: int | None
     peak_rss_bytes: int
     nvml: NvmlFacts
+    skipped_updates: int = 0
+    weight_changes: WeightChangeFacts | None = None
+
+
+class Attempt(Fact):
+    """The sizes that a run had when memory ran out; `eval_batch` rows are evaluated at once."""
+
+    micro: int
+    accum: int
+    eval_batch: int
+
+
+class OutOfMemoryFacts(Fact):
+    """One time that memory ran out: where, what was planned there, what was measured by then, and what would fit.
+
+    `doing` is loading, forward, backward, step or evaluation; `update` the one that was being made, or was evaluated;
+    `rows` and `tokens` the shape of the batch, None where none was in the model. `planned` is the phase of the plan's
+    peak at that shape, None where nothing is planned. `changes` and `largest_batch_size` are held against
+    `budget_bytes`. `available_bytes` are those of the device after the failure. `tried_next` are the sizes that the run
+    began again with.
+    """
+
+    device: str
+    doing: str
+    update: int
+    sizes: Attempt
+    rows: int | None
+    tokens: int | None
+    planned: PhaseBytes | None = None
+    planned_phase: str | None = None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_rss_bytes: int
+    available_bytes: int | None
+    budget_bytes: int | None = None
+    changes: tuple[Change, ...] = ()
+    largest_batch_size: int | None = None
+    advice: str = ""
+    tried_next: Attempt | None = None
+    error: str
 
 
 class Throughput(Fact):
@@ -157,6 +218,7 @@ class RunRecord(Fact):
     throughput: Throughput | None = None
     baselines: Baselines | None = None
     notes: tuple[str, ...] = ()
+    out_of_memory: tuple[OutOfMemoryFacts, ...] = ()
     status: Status = "planned"
     failure: str | None = None
 

@@ -10,6 +10,7 @@ from effcli.errors import UsageError
 from effcli.hub import hub_errors
 from effcli.models.attention import check_model_attention, traced_as
 from effcli.models.lora import plain_model
+from effcli.models.seq2seq import name_start_token, use_special_tokens
 from effcli.models.source import ModelSource, unusable
 from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
 from effcli.models.tasks import check_head, head_for
@@ -139,10 +140,13 @@ def parameter_infos(model: torch.nn.Module) -> tuple[ParamInfo, ...]:
 
 
 def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    """Return a copy of the configuration with the task's labels and the tokenizer's padding."""
+    """Return a copy of the configuration with the task's labels and the tokenizer's special tokens."""
     config = copy.deepcopy(source.config)
+    config.return_dict = True  # the engines read the logits by name
     if source.path is None:
         config.vocab_size = len(tokenizer)
+    if source.tokenizer is None and config.is_encoder_decoder:
+        use_special_tokens(config, tokenizer)
     if source.tokenizer is None or getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
     if problem.task == "classification":
@@ -151,4 +155,6 @@ def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedToke
         if problem.labels is not None and problem.labels.names:  # scores have none
             config.id2label = dict(enumerate(problem.labels.names))
             config.label2id = {label: index for index, label in enumerate(problem.labels.names)}
+    if problem.task == "seq2seq":
+        name_start_token(config)
     return config

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError, first_line
-from effcli.models.lora import plain_model
+from effcli.models.tasks import head_for
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from effcli.data.batches import DecoderInputs
 
 
-def decoder_inputs(model: torch.nn.Module, name: str) -> DecoderInputs:
+def decoder_inputs(model: PreTrainedModel, name: str) -> DecoderInputs:
     """Return the function that the model itself applies to its labels: most shift them right, behind a start token.
 
     It is tried once, so that what it lacks is told before data goes through it. `name` is for messages.
@@ -25,15 +24,14 @@ def decoder_inputs(model: torch.nn.Module, name: str) -> DecoderInputs:
     """
     import torch
 
-    plain = plain_model(model)
-    shift: DecoderInputs | None = getattr(plain, "prepare_decoder_input_ids_from_labels", None) or _shift(plain)
+    shift: DecoderInputs | None = getattr(model, "prepare_decoder_input_ids_from_labels", None) or _shift(model)
     if shift is None:
         raise UsageError(
-            f"'{name}' ({plain.config.model_type}) cannot be trained for --task seq2seq: its code does not say what "
+            f"'{name}' ({model.config.model_type}) cannot be trained for --task seq2seq: its code does not say what "
             "its decoder reads for given labels; give another --model, such as T5, BART or Marian"
         )
     try:
-        shift(torch.ones(1, 2, dtype=torch.int64))
+        shift(torch.full((1, 2), 0 if model.config.pad_token_id else 1))
     except Exception as error:  # whatever the model's code raises over a token that is None
         raise UsageError(
             f"--model '{name}': its config.json must name decoder_start_token_id and pad_token_id for --task seq2seq "
@@ -42,17 +40,27 @@ def decoder_inputs(model: torch.nn.Module, name: str) -> DecoderInputs:
     return shift
 
 
-def start_token(config: PretrainedConfig, model_class: Any) -> int | None:
-    """Return the token that the decoder starts with where the configuration has to be given one; None elsewhere.
+def name_start_token(config: PretrainedConfig) -> None:
+    """Let the decoder start with the padding token where the configuration names none for T5 and its kin.
 
-    T5 and its kin start with the padding token (`_shift_right` of transformers/models/t5/modeling_t5.py, 5.24), and
-    their configuration has no default for it.
+    Theirs has no default, and their code shifts by `_shift_right` (transformers/models/t5/modeling_t5.py, 5.24, which
+    says that T5 usually starts with the padding token).
     """
-    lacks = hasattr(model_class, "_shift_right") and getattr(config, "decoder_start_token_id", None) is None
-    return config.pad_token_id if lacks else None
+    model_class = head_for("seq2seq").model_class(config)
+    if hasattr(model_class, "_shift_right") and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id
 
 
-def _shift(model: Any) -> DecoderInputs | None:
+def use_special_tokens(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give the configuration of an encoder-decoder the special tokens of a tokenizer that was built for it."""
+    before = {getattr(config, name, None): getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is not None:
+        config.decoder_start_token_id = before.get(start, start)
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+
+
+def _shift(model: PreTrainedModel) -> DecoderInputs | None:
     """Return the shift of a model without a method for it, such as M2M100: the function that its `forward` calls."""
     shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
     if shift is None:

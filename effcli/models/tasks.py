@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,16 @@ def own_task(config: PretrainedConfig) -> str | None:
     """Return the task of the class that the checkpoint was saved from; None where it names none of ours."""
     wanted = (config.architectures or [None])[0]
     return next((head.task for head in HEADS if wanted in _names(_classes(head).get(config.model_type))), None)
+
+
+def own_loss_notes(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return what should be said where the model's own loss has more in it than the one that is minimised here."""
+    more = []
+    if getattr(model.config, "output_router_logits", False):
+        more.append("a loss that balances its router")
+    if getattr(model.config, "ngram", 1) > 1:
+        more.append(f"those of the {model.config.ngram - 1} tokens that follow the next")
+    return (f"The model's own loss adds {' and '.join(more)}; it is left out here.",) if more else ()
 
 
 def _classes(head: Head) -> Mapping[str, Any]:

@@ -17,6 +17,8 @@ from effcli.memory.state import StateSummary, predict_state
 from effcli.models.build import build_model, parameter_infos, recompute_activations
 from effcli.models.change import Changed, change_model
 from effcli.models.lora import head_names, how_to_load
+from effcli.models.seq2seq import decoder_inputs
+from effcli.models.tasks import own_loss_notes
 from effcli.optim.groups import decay_groups
 from effcli.optim.learning_rate import OwnRateSchedule
 from effcli.units import ParamInfo
@@ -24,6 +26,7 @@ from effcli.units import ParamInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from effcli.data.batches import DecoderInputs
     from effcli.optim.entry import Hyper
     from effcli.pipeline.prepare import Prepared
 
@@ -33,7 +36,7 @@ class Built:
     """The model with its parameter groups, and the state that was predicted from shapes alone.
 
     `hyper` are the run's hyperparameters and what the model adds to them. `weight_notes` say where weights come from
-    that the model's files lack, `notes` the rest.
+    that the model's files lack, `notes` the rest. `decoder_inputs` are what a seq2seq model makes of its labels.
     """
 
     model: torch.nn.Module
@@ -43,6 +46,7 @@ class Built:
     state: StateSummary
     weight_notes: tuple[str, ...]
     notes: tuple[str, ...]
+    decoder_inputs: DecoderInputs | None
 
 
 def build(prepared: Prepared, *, meta: bool) -> Built:
@@ -51,7 +55,8 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     The seed is set before the model, since random weights are drawn from it.
 
     Raises:
-        UsageError: no head for the task, or a pattern of `--freeze` or `--keep-32bit` that matches nothing.
+        UsageError: no head for the task or none that can be trained, or a pattern of `--freeze` or `--keep-32bit` that
+            matches nothing.
     """
     spec, entry = prepared.spec, prepared.entry
     set_seed(spec.loop.seed)
@@ -76,7 +81,8 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
         parameters=parameters,
         state=state,
         weight_notes=() if meta else _weight_notes(prepared, fresh),
-        notes=(*notes, *((eight_bit,) if eight_bit else ())),
+        notes=(*notes, *((eight_bit,) if eight_bit else ()), *own_loss_notes(made)),
+        decoder_inputs=decoder_inputs(made, prepared.source.name) if prepared.problem.target_column else None,
     )
 
 

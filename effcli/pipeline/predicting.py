@@ -37,10 +37,14 @@ SIMULATED_MICRO_BATCHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What of a loop decides about memory; `padded` says whether rows are filled up to `max_length`."""
+    """What of a loop decides about memory; `padded` says whether rows are filled up to `max_length`.
+
+    Targets of seq2seq have `max_target_length` tokens, none for as many.
+    """
 
     batch_size: int
     max_length: int
+    max_target_length: int | None = None
     accum: int = 1
     precision: str = "fp32"
     gradient_checkpointing: bool = False
@@ -48,11 +52,14 @@ class Settings:
     padded: bool = False
 
     @classmethod
-    def of(cls, loop: LoopSpec | EstimatedLoopSpec, *, max_length: int) -> Settings:
+    def of(
+        cls, loop: LoopSpec | EstimatedLoopSpec, *, max_length: int, max_target_length: int | None = None
+    ) -> Settings:
         """Return what a loop's specification says, for full rows."""
         return cls(
             batch_size=loop.batch_size,
             max_length=max_length,
+            max_target_length=max_target_length,
             accum=loop.accum,
             precision=loop.precision,
             gradient_checkpointing=loop.gradient_checkpointing,
@@ -190,12 +197,17 @@ class Predictor:
 
     def _traced_sizes(self, settings: Settings) -> dict[int, MicroTape]:
         """Return the tapes that were traced with settings like these, by batch size."""
-        key = (settings.max_length, settings.padded, settings.precision, settings.gradient_checkpointing)
+        lengths = (settings.max_length, settings.max_target_length)
+        key = (*lengths, settings.padded, settings.precision, settings.gradient_checkpointing)
         return self._micros.setdefault(key, {})
 
     def _traced(self, settings: Settings) -> MicroTape:
         subject = self._subject
-        shape = BatchShape(batch_size=settings.batch_size, max_length=settings.max_length)
+        shape = BatchShape(
+            batch_size=settings.batch_size,
+            max_length=settings.max_length,
+            max_target_length=settings.max_target_length,
+        )
         forward, loss = _forward_and_loss(subject.task)
         return self._tracer(settings).micro(
             lambda: fake_batch(subject.config, subject.task, shape),

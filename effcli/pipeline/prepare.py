@@ -10,6 +10,8 @@ from effcli.engines.course import START, Course, Position
 from effcli.errors import UsageError
 from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
+from effcli.models.lengths import longest_target
+from effcli.models.seq2seq import check_languages
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
@@ -104,7 +106,13 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     from effcli.data.tokenizer import build_tokenizer
 
     raw = load_tables(spec.data)
-    problem = choose(raw, spec, is_decoder=source.is_decoder, architectures=source.architectures)
+    problem = choose(
+        raw,
+        spec,
+        is_decoder=source.is_decoder,
+        architectures=source.architectures,
+        is_encoder_decoder=bool(source.config.is_encoder_decoder),
+    )
     say(*raw.notes, *problem.notes, *_classes(problem))
 
     def build(**settings: Any) -> PreTrainedTokenizerBase:
@@ -114,15 +122,26 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
 
     tokenizer = tokenizer_for(source, build)
     max_length = row_limit(source, tokenizer, spec.data.max_length)
-    data = tokenise(raw, problem, tokenizer, max_length=max_length, spec=spec)
+    max_target_length = _target_limit(spec, problem, source, tokenizer, max_length)
+    data = tokenise(raw, problem, tokenizer, max_length=max_length, max_target_length=max_target_length or 0, spec=spec)
     if data.truncated_rows:
         say(f"{data.truncated_rows:,} {_rows(data.truncated_rows)} truncated to {max_length} tokens.")
+    if data.truncated_targets:
+        targets = "target" if data.truncated_targets == 1 else "targets"
+        say(f"{data.truncated_targets:,} {targets} truncated to {max_target_length} tokens.")
     if data.skipped_rows:
         say(f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text skipped.")
     if data.eval is None:
         say("Evaluation is skipped: there is no validation data (give --eval-data).")
     return Prepared(
-        spec=_resolved(spec, hyper=hyper, entry=entry, problem=problem, max_length=max_length),
+        spec=_resolved(
+            spec,
+            hyper=hyper,
+            entry=entry,
+            problem=problem,
+            max_length=max_length,
+            max_target_length=max_target_length,
+        ),
         entry=entry,
         hyper=hyper,
         device=device,
@@ -161,7 +180,32 @@ def _settle_schedule(spec: RunSpec, entry: OptimizerEntry, hyper: Hyper) -> RunS
     return spec.model_copy(update={"loop": loop.model_copy(update={"scheduler": "constant"})})
 
 
-def _resolved(spec: RunSpec, *, hyper: Any, entry: OptimizerEntry, problem: Problem, max_length: int) -> RunSpec:
+def _target_limit(
+    spec: RunSpec, problem: Problem, source: ModelSource, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> int | None:
+    """Return the longest target in tokens; None where no text is written.
+
+    Raises:
+        UsageError: a length that the decoder does not reach or that nothing is cut to, or no target language.
+    """
+    asked = spec.data.max_target_length
+    if problem.target_column is None:
+        if asked is not None:
+            raise UsageError(f"--max-target-length {asked}: --task {problem.task} writes no text; leave it out")
+        return None
+    check_languages(tokenizer, source.name)
+    return longest_target(source.config, source.name, asked, longest_source=max_length)
+
+
+def _resolved(
+    spec: RunSpec,
+    *,
+    hyper: Any,
+    entry: OptimizerEntry,
+    problem: Problem,
+    max_length: int,
+    max_target_length: int | None,
+) -> RunSpec:
     """Return the spec with everything that was guessed or defaulted written out, so that it is itself a recipe."""
     return spec.model_copy(
         update={
@@ -171,6 +215,7 @@ def _resolved(spec: RunSpec, *, hyper: Any, entry: OptimizerEntry, problem: Prob
                     "text_columns": problem.text_columns,
                     "label_column": problem.label_column,
                     "max_length": max_length,
+                    "max_target_length": max_target_length,
                 }
             ),
             "optim": spec.optim.model_copy(

@@ -20,6 +20,7 @@ from effcli.engines.checkpoint import CheckpointStore, restore
 from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import Evaluation, TrainingSession
+from effcli.engines.surroundings import as_asked
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, WriteError
 from effcli.files import write_folder, write_text
@@ -27,6 +28,7 @@ from effcli.masking import masked
 from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer, state_notes
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
+from effcli.measure.precision import WeightChanges, precision_notes
 from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.models.lora import save_model
@@ -69,6 +71,7 @@ class Run:
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
         self._meter = ThroughputMeter(model, time.perf_counter)
+        self._weight_changes = WeightChanges(model, self._optimizer)
         self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep)
         self._window_loss = WindowLoss(prepared.problem.objective)
         self._loop = Loop(
@@ -134,6 +137,7 @@ class Run:
                 explained_write_failure(self._store),
                 session.stopping_on_signals(),
                 without_cache(self._model),
+                as_asked(prepared.device),
                 explained_failure(session),
                 explained_out_of_memory(prepared),
             ):
@@ -152,6 +156,7 @@ class Run:
             self._progress.stop()
             self._probe.detach()
             self._meter.detach()
+            self._weight_changes.detach()
             self._clipping.detach()
         return self._finish(session, "completed", None)
 
@@ -213,12 +218,13 @@ class Run:
         size = inspect_optimizer(self._optimizer)
         predicted_bytes = self._record.optimizer.state_bytes if updates else 0
         unused = state_notes(size, without_gradient=self._probe.without_gradient, predicted_bytes=predicted_bytes)
-        notes = (*unused, *clipping_notes(self._loop, session.history))
+        measured = self._measured(size, session) if updates else None
+        notes = (*unused, *clipping_notes(self._loop, session.history), *precision_notes(measured))
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
                 "eval": tuple(_eval_facts(line) for line in session.evaluations),
-                "measured": self._measured(size) if updates else None,
+                "measured": measured,
                 "throughput": self._meter.result(updates) if updates else None,
                 "notes": (*self._record.notes, *notes),
                 "status": status,
@@ -230,7 +236,7 @@ class Run:
             self._progress.note(note)
         return record
 
-    def _measured(self, size: OptimizerSize) -> Measured:
+    def _measured(self, size: OptimizerSize, session: TrainingSession) -> Measured:
         device = self._prepared.device
         return Measured(
             weights_bytes=self._probe.weights_bytes,
@@ -242,6 +248,8 @@ class Run:
             peak_allocated_bytes=cuda_peak_allocated_bytes(device),
             peak_rss_bytes=peak_rss_bytes(),
             nvml=read_nvml(device),
+            skipped_updates=sum(line.skipped for line in session.history),
+            weight_changes=self._weight_changes.result(),
         )
 
 

@@ -72,7 +72,11 @@ def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
         elements = f"{count(group.num_tensors, 'tensor')}, {count(group.num_elements, 'element')}"
         yield "decay", f"{group.weight_decay:g} on {elements}"
     rows = [count(data.train_rows, "training row"), count(data.eval_rows, "evaluation row")]
-    left_out = ((data.truncated_rows, "cut"), (data.skipped_rows, "left out"))
+    left_out = (
+        (data.truncated_rows, "cut"),
+        (data.truncated_targets, "targets cut"),
+        (data.skipped_rows, "left out"),
+    )
     yield "data", ", ".join(rows + [f"{format_count(number)} {what}" for number, what in left_out if number])
 
 

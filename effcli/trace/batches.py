@@ -26,20 +26,21 @@ PRETRAINING_LABELS = ("next_sentence_label", "sentence_order_label")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """Rows, and tokens of each.
+    """Rows, and tokens of each; in seq2seq those of the source, and those of the target, none for as many.
 
     Images and spectrograms have the size that the model's configuration says.
     """
 
     batch_size: int
     max_length: int
+    max_target_length: int | None = None
 
 
 def fake_batch(config: Any, task: str, shape: BatchShape) -> Batch:
     """Return the tensors of a batch by the names that the model's `forward` gives them; within `fake_tensors`.
 
     int64 ids of shape (rows, tokens), float32 images (rows, channels, height, width), spectrograms (rows, bins, frames)
-    or samples (rows, samples). `labels` are (rows,) classes, or one id per position.
+    or samples (rows, samples). `labels` are (rows,) classes, or one id per position, of a decoder's where there is one.
     """
     rows, length = shape.batch_size, shape.max_length
     if task == "image-classification":
@@ -59,6 +60,9 @@ def fake_batch(config: Any, task: str, shape: BatchShape) -> Batch:
         return {**batch, "start_positions": _classes(rows), "end_positions": _classes(rows)}
     if task == "pretraining":
         return {**batch, LABELS: _ids(rows, length), **{name: _classes(rows) for name in PRETRAINING_LABELS}}
+    if task == "seq2seq" and config.is_encoder_decoder:
+        target = shape.max_target_length or length
+        return {**batch, LABELS: _ids(rows, target), "decoder_input_ids": _ids(rows, target)}
     if task == "regression":
         return {**batch, LABELS: torch.empty(rows)}
     return {**batch, LABELS: _classes(rows) if task == "classification" else _ids(rows, length)}
