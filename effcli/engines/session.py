@@ -37,6 +37,7 @@ class Update:
     lr: float
     grad_norm: float | None
     clip_norm: float | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ class TrainingSession:
             lr=self.read_lr(),
             grad_norm=_finite(result.grad_norm),
             clip_norm=None if result.skipped else self.read_clip_norm(),
+            skipped=result.skipped,
         )
         self.history.append(line)
         self.progress.update(
