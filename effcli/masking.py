@@ -11,7 +11,7 @@ SHORTEST = 6
 
 _NAMES = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)(?:_ID)?$", re.IGNORECASE)
 _FORMS = (
-    (re.compile(r"(?<=://)[^/\s@'\"]+(?=@)"), MASK),  # user:password of an address
+    (re.compile(r"(:/{1,2})[^/\s@'\"]+@"), rf"\1{MASK}@"),  # user:password of an address; a Path drops one slash
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), MASK),  # tokens of the Hugging Face hub have 34 characters behind hf_
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), MASK),  # access keys of AWS
 )

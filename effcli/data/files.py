@@ -47,6 +47,8 @@ def is_path_like(name: str) -> bool:
 
 def missing_path(name: str, path: Path) -> DataError:
     """Return the error for a path that does not exist, with the nearest name in its folder."""
+    if "://" in name:
+        return DataError(f"'{name}' is an address, from which nothing is read; download the file and name it")
     folder = path.parent
     if not folder.is_dir():
         return DataError(f"no such file or folder: '{name}' (the folder '{folder}' does not exist)")

@@ -18,7 +18,7 @@ def check_model_flags(model: ModelSpec) -> None:
     """Raise unless the settings fit together and what they need imports.
 
     Raises:
-        UsageError: LoRA settings without a rank, or two ways of choosing what trains.
+        UsageError: LoRA settings without a rank, trust without a model, or two ways of choosing what trains.
         MissingExtraError: peft or bitsandbytes is not installed.
     """
     if model.lora_r is None:
@@ -31,6 +31,8 @@ def check_model_flags(model: ModelSpec) -> None:
                 raise UsageError(f"{flag} means nothing without --lora-r; add --lora-r 8, or leave the flag out")
     else:
         _check_lora(model)
+    if model.trust_remote_code and model.name is None:
+        raise UsageError("--trust-remote-code means nothing without a model of yours; add --model, or leave it out")
     if model.stable_embedding:
         require_package("bitsandbytes", "--stable-embedding")
 

@@ -15,12 +15,32 @@ FLAG = "--trust-remote-code"
 TRUST = "trust_remote_code"
 """Keyword of transformers, which also names it where it refuses to run code."""
 
+_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+"""Keys whose value can be a repository of kernels (transformers/integrations/hub_kernels.py, 5.24)."""
+
 
 def brings_own_code(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration as written names code for itself that transformers lacks."""
     from transformers import CONFIG_MAPPING
 
     return bool(config.get("auto_map")) and config.get("model_type") not in CONFIG_MAPPING
+
+
+def refuse_kernels(name: str, values: Any) -> None:
+    """Raise where a configuration as written, or a part of it, names a kernel of the hub, which transformers loads.
+
+    Raises:
+        UsageError: it does; such kernels are compiled code, fetched without being asked for.
+    """
+    if not isinstance(values, Mapping):
+        return
+    for key, value in values.items():
+        if key.removeprefix("_") in _IMPLEMENTATIONS and "/" in str(value):
+            raise UsageError(
+                f"--model '{name}': its config.json says {key} = {value!r}, code that would be fetched from the hub; "
+                "take that line out of the file, and choose with --attn sdpa or eager"
+            )
+        refuse_kernels(name, value)
 
 
 def untrusted(name: str, part: str) -> UsageError:
