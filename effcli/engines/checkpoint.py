@@ -59,8 +59,11 @@ class CheckpointStore:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: torch.optim.lr_scheduler.LRScheduler,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> Path:
         """Write the state after `saved.update`; the folder appears under its name only when it is complete.
+
+        `scaler` is the one of fp16, whose scale and age decide which updates are skipped.
 
         Raises:
             WriteError: the disk is full or the folder is not writable; earlier checkpoints are untouched.
@@ -73,6 +76,7 @@ class CheckpointStore:
                 "optimizer": optimizer.state_dict(),
                 "scheduler": scheduler.state_dict(),
                 "random": random_state(),
+                "scaler": None if scaler is None else scaler.state_dict(),
             }
             with (folder / TRAINING).open("wb") as file:  # given a path, torch keeps the system's reason to itself
                 torch.save(training, file)
@@ -112,13 +116,16 @@ def restore(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Load weights, optimizer, schedule and random state, each tensor in the dtype it was saved in."""
+    """Load weights, optimizer, schedule, random state and scaler, each tensor in the dtype it was saved in."""
     load_model(model, str(path / WEIGHTS))
     training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
     optimizer.load_state_dict(training["optimizer"])
     _keep_dtypes(optimizer, training["optimizer"])
     scheduler.load_state_dict(training["scheduler"])
+    if scaler is not None:
+        scaler.load_state_dict(training["scaler"])
     set_random_state(training["random"])
 
 

@@ -29,8 +29,9 @@ from effcli.measure.nvml import read_nvml
 from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer, state_notes
 from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
 from effcli.measure.precision import WeightChanges, precision_notes
-from effcli.measure.record import EvalFacts, Measured, RunRecord, UpdateFacts
+from effcli.measure.record import EvalFacts, Measured, OutOfMemoryFacts, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
+from effcli.measure.whereabouts import Whereabouts
 from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import evaluation_weights
@@ -43,11 +44,14 @@ from effcli.pipeline.guards import (
     refuse_weights_that_are_not_finite,
     without_cache,
 )
+from effcli.pipeline.out_of_memory import facts_of
 from effcli.pipeline.prepare import Prepared
 from effcli.pipeline.resuming import Start, saved_state
 from effcli.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import torch
+
     from effcli.engines.base import Progress
 
 
@@ -62,15 +66,17 @@ class Run:
         progress: Progress,
         record: RunRecord,
         start: Start,
+        explain: Callable[[OutOfMemoryFacts], OutOfMemoryFacts],
     ) -> None:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
-        self._record = record
+        self._record, self._explain = record, explain
         self._decoder_inputs = built.decoder_inputs
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
         self._meter = ThroughputMeter(model, time.perf_counter)
+        self._whereabouts = Whereabouts(model, self._optimizer)
         self._weight_changes = WeightChanges(model, self._optimizer)
         self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep)
         self._window_loss = WindowLoss(prepared.problem.objective)
@@ -97,7 +103,7 @@ class Run:
             total_updates=self._loop.total_updates,
             save_every=spec.output.save_every,
             progress=self._progress,
-            prepare=self._begin,
+            prepare=lambda: self._begin(session.scaler),
             read_lr=lambda: self._probe.last_lr,
             read_clip_norm=lambda: self._clipping.limit,
             read_samples=self._meter.rows_since_last,
@@ -139,13 +145,13 @@ class Run:
                 without_cache(self._model),
                 as_asked(prepared.device),
                 explained_failure(session),
-                explained_out_of_memory(prepared),
+                explained_out_of_memory(lambda error: self._out_of_memory(session, error)),
             ):
                 if session.update < self._loop.total_updates:
                     with redirect_stdout(sys.stderr):  # some optimizers print, which would spoil a JSON document
                         engine.run(job)
                 else:
-                    self._begin()
+                    self._begin(None)
             with explained_write_failure(self._store), evaluation_weights(self._optimizer):
                 refuse_weights_that_are_not_finite(self._model)
                 write_folder(self._folder.model, self._save_model)
@@ -156,11 +162,12 @@ class Run:
             self._progress.stop()
             self._probe.detach()
             self._meter.detach()
+            self._whereabouts.detach()
             self._weight_changes.detach()
             self._clipping.detach()
         return self._finish(session, "completed", None)
 
-    def _begin(self) -> None:
+    def _begin(self, scaler: torch.amp.GradScaler | None) -> None:
         """Set the state that the first update starts from.
 
         Called after the engine's preparation, which in accelerate casts the optimizer's state once more.
@@ -168,7 +175,13 @@ class Run:
         if self._start.checkpoint is None:
             set_seed(self._prepared.spec.loop.seed)
         else:
-            restore(self._start.checkpoint, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
+            restore(
+                self._start.checkpoint,
+                model=self._model,
+                optimizer=self._optimizer,
+                scheduler=self._scheduler,
+                scaler=scaler,
+            )
 
     def _evaluation(self) -> Callable[[], EvalResult] | None:
         """Return what scores the model on the evaluation rows; None where there are none."""
@@ -197,11 +210,24 @@ class Run:
         refuse_weights_that_are_not_finite(self._model)
         self._rows_fingerprint = self._rows_fingerprint or fingerprint(self._prepared.data.train)
         saved = saved_state(self._prepared, session, self._rows_fingerprint)
-        self._store.save(saved, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler)
+        self._store.save(
+            saved,
+            model=self._model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            scaler=session.scaler,
+        )
 
     def _save_model(self, path: Path) -> None:
         save_model(self._model, path, self._folder.model)
         self._prepared.tokenizer.save_pretrained(path)
+
+    def _out_of_memory(self, session: TrainingSession, error: str) -> OutOfMemoryFacts:
+        """Return what is known about memory that ran out, and keep it for the record."""
+        facts = facts_of(self._prepared, error, update=session.update + 1, whereabouts=self._whereabouts)
+        facts = self._explain(facts)
+        self._record = self._record.model_copy(update={"out_of_memory": (*self._record.out_of_memory, facts)})
+        return facts
 
     def _record_failure(self, session: TrainingSession, error: BaseException) -> None:
         """Write the record of a run that did not end; the first error stays the one that is raised."""
