@@ -111,3 +111,12 @@ def cuda_peak_allocated_bytes(device: torch.device) -> int | None:
     import torch
 
     return int(torch.cuda.max_memory_allocated(device))
+
+
+def cuda_peak_reserved_bytes(device: torch.device) -> int | None:
+    """Return the most bytes that torch's CUDA allocator held since the reset; None on another device."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_reserved(device))

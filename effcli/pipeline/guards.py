@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, OutOfMemoryError, TrainingFailedError, WriteError, first_line
+from effcli.errors import EffcliError, TrainingFailedError, WriteError, first_line
+from effcli.pipeline.out_of_memory import RunOutOfMemoryError
 
 if TYPE_CHECKING:
     import torch
@@ -14,10 +17,12 @@ if TYPE_CHECKING:
 
     from effcli.engines.checkpoint import CheckpointStore
     from effcli.engines.session import TrainingSession
-    from effcli.pipeline.prepare import Prepared
+    from effcli.measure.record import OutOfMemoryFacts
 
 
 _WORKER = "DataLoader worker"
+_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Words of torch's errors that are no `OutOfMemoryError`: of its CPU allocator, of CUDA itself, of cuBLAS (2.13)."""
 
 
 @contextmanager
@@ -34,31 +39,45 @@ def without_cache(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def explained_out_of_memory(prepared: Prepared) -> Iterator[None]:
-    """Turn the allocator's error into one line that says what to change."""
-    import torch
+def explained_out_of_memory(explain: Callable[[str], OutOfMemoryFacts]) -> Iterator[None]:
+    """Turn the allocator's error into one that says what `explain` makes of its first line.
 
-    loop = prepared.spec.loop
+    What the failed pass held is let go first, so that there is memory to explain with.
+
+    Raises:
+        RunOutOfMemoryError: memory ran out.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        text = str(error)
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
+        if not _is_out_of_memory(error):
             raise
-        advice = []
-        if loop.batch_size % 2 == 0:
-            advice.append(f"--batch-size {loop.batch_size // 2} --accum {loop.accum * 2} (the same effective batch)")
-        elif loop.batch_size > 1:
-            advice.append("a smaller --batch-size")
-        if not loop.gradient_checkpointing:
-            advice.append("--gradient-checkpointing")
-        if not prepared.entry.eight_bit:
-            advice.append("--optim adam8bit")
-        advice.append("a shorter --max-length")
-        raise OutOfMemoryError(
-            f"out of memory on {prepared.device} with --batch-size {loop.batch_size}; try {', or '.join(advice)}. "
-            f"The allocator said: {first_line(error)}"
-        ) from error
+        _let_go(error)
+        raise RunOutOfMemoryError(explain(first_line(error))) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _NO_MEMORY)
+
+
+def _let_go(error: BaseException) -> None:
+    """Clear the variables of the frames that an error came through: outputs, graph, and batches."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    free_memory()
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more, and what torch's allocator keeps for later."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

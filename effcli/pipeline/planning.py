@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
-from effcli.memory.replay import LivePart, Replay, phases, timeline
+from effcli.memory.replay import LivePart, Moment, Replay, phases, timeline
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.implementation import NAME as IMPLEMENTATION
@@ -66,22 +66,13 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
 
 def with_changes(plan: MemoryPlan, predictor: Predictor, settings: Settings, choice: Choice) -> MemoryPlan:
     """Return the plan with what each single change of a setting would do to its peak."""
-    assert plan.peak_allocated_bytes is not None
-    changes = []
-    for name, flags, changed, other in (
-        *_of_the_loop(predictor, settings, choice),
-        *_of_the_optimizer(predictor, settings, choice),
-    ):
-        peak = predictor.replay(changed, other).peak
-        changes.append(
-            Change(
-                name=name,
-                flags=flags,
-                peak_allocated_bytes=peak.total_bytes,
-                saved_bytes=plan.peak_allocated_bytes - peak.total_bytes,
-                peak_phase=peak.phase,
-            )
+    changes = (
+        _change(name, flags, plan, predictor.replay(changed, other).peak)
+        for name, flags, changed, other in (
+            *_of_the_loop(predictor, settings, choice),
+            *_of_the_optimizer(predictor, settings, choice),
         )
+    )
     return plan.model_copy(update={"changes": tuple(changes)})
 
 
@@ -107,6 +98,29 @@ def with_largest_batch(
     while 0 < largest < LARGEST_BATCH and predictor.trace(replace(settings, batch_size=largest)):
         largest = largest_batch(need, budget_bytes=limits.budget_bytes, start=largest)
     return plan.model_copy(update={"largest_batch_size": largest})
+
+
+def combined_changes(plan: MemoryPlan, predictor: Predictor, settings: Settings, choice: Choice) -> Iterator[Change]:
+    """Yield what several changes at once would do to a plan's peak: first those that leave the result as it is."""
+    size, accum = settings.batch_size, settings.accum
+    changed = replace(settings, batch_size=1, accum=size * accum)
+    flags = f"--batch-size 1 --accum {size * accum}"
+    if predictor.can_recompute and not settings.gradient_checkpointing:
+        changed, flags = replace(changed, gradient_checkpointing=True), f"{flags} --gradient-checkpointing"
+        yield _change("no more than must be", flags, plan, predictor.replay(changed, choice).peak)
+    for name, more, same, other in _of_the_optimizer(predictor, changed, choice):
+        yield _change(name, f"{flags} {more}", plan, predictor.replay(same, other).peak)
+
+
+def _change(name: str, flags: str, plan: MemoryPlan, peak: Moment) -> Change:
+    assert plan.peak_allocated_bytes is not None
+    return Change(
+        name=name,
+        flags=flags,
+        peak_allocated_bytes=peak.total_bytes,
+        saved_bytes=plan.peak_allocated_bytes - peak.total_bytes,
+        peak_phase=peak.phase,
+    )
 
 
 def _of_the_loop(

@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
-from effcli.measure.record import RunRecord
+from effcli.measure.record import OutOfMemoryFacts, RunRecord
+from effcli.pipeline.auto_batch import smaller, with_sizes
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
-from effcli.pipeline.guards import explained_out_of_memory
-from effcli.pipeline.prepare import prepare
+from effcli.pipeline.guards import explained_out_of_memory, free_memory
+from effcli.pipeline.out_of_memory import RunOutOfMemoryError, explained, facts_of, going_on, where
+from effcli.pipeline.planning import Limits
+from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resuming import Start, find_start
 from effcli.pipeline.run import Run
-from effcli.pipeline.run_plan import run_plan
+from effcli.pipeline.run_plan import present_limits, run_plan
 from effcli.pipeline.verdicts import peak_sentences
 from effcli.recipes import write_recipe
-from effcli.run_folder import RECIPE_PURPOSE, check_run_folder, dated_name, open_run_folder
+from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, dated_name, open_run_folder
 from effcli.spec import RunSpec
 
 if TYPE_CHECKING:
     from effcli.engines.base import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """A run with one size of its batches; `failures` are those before it, that ran out of memory."""
+
+    prepared: Prepared
+    limits: Limits
+    start: Start
+    failures: tuple[OutOfMemoryFacts, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what should be said about the order of the rows, and about the attempts before this one."""
+        spec, notes = self.prepared.spec, []
+        if spec.loop.longest_first and self.start.update == 0:
+            rows = min(self.prepared.course.window, self.prepared.data.train_rows)
+            notes.append(f"The first update takes the {rows} longest rows, up to {self.prepared.data.longest} tokens.")
+        if self.failures:
+            last, origin = self.failures[-1], "the newest checkpoint" if self.start.checkpoint else "the start weights"
+            loop = spec.loop
+            notes.append(
+                f"Memory ran out {where(last)}: beginning again from {origin} with --batch-size {loop.batch_size} "
+                f"--accum {loop.accum}, the same {loop.batch_size * loop.accum} rows per update."
+            )
+        return tuple(notes)
+
+    def explain(self, facts: OutOfMemoryFacts) -> OutOfMemoryFacts:
+        """Return facts about running out of memory with what follows: a smaller batch, or what a person can change."""
+        if self.prepared.spec.loop.auto_batch:
+            data = self.prepared.data
+            sizes = smaller(facts.sizes, doing=facts.doing, train_rows=data.train_rows, eval_rows=data.eval_rows)
+            if sizes is not None:
+                return going_on(facts, sizes)
+        return explained(facts, self.prepared, self.limits)
 
 
 def train(
@@ -41,23 +79,40 @@ def train(
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
     prepared = prepare(spec, progress)
-    start = find_start(prepared, folder) if resume else Start()
-    prepared = replace(prepared, origin=start.origin)
-    planned = run_plan(prepared, progress)
-    with explained_out_of_memory(prepared):
+    limits = present_limits(prepared.device)
+    failures: tuple[OutOfMemoryFacts, ...] = ()
+    while True:
+        start = find_start(prepared, folder) if resume else Start()
+        prepared = replace(prepared, origin=start.origin)
+        attempt = _Attempt(prepared=prepared, limits=limits, start=start, failures=failures)
+        try:
+            return _run(attempt, folder, progress, overwrite=overwrite, stop_after_updates=stop_after_updates)
+        except RunOutOfMemoryError as error:
+            if error.facts.tried_next is None:
+                raise
+            failures, sizes = (*failures, error.facts), error.facts.tried_next
+        free_memory()  # here, where the error is gone and with it the last reference to the model that failed
+        prepared = with_sizes(prepared, sizes)
+        resume, overwrite = any(folder.checkpoints.glob("*")), False
+
+
+def _run(
+    attempt: _Attempt, folder: RunFolder, progress: Progress, *, overwrite: bool, stop_after_updates: int | None
+) -> RunRecord:
+    """Build the model, write the recipe, and train; see `train` for what it raises."""
+    prepared, start = attempt.prepared, attempt.start
+    out = str(prepared.spec.output.out)
+    planned = run_plan(prepared, attempt.limits, progress)
+    with explained_out_of_memory(lambda error: attempt.explain(facts_of(prepared, error, update=start.update + 1))):
         built = build(prepared, meta=False)
-    if resume:  # the weights come from the checkpoint, whatever they were made of at first
+    if start.checkpoint:  # the weights come from the checkpoint, whatever they were made of at first
         built = replace(built, weight_notes=())
     record = planned_record(prepared, built, planned, out=out)
-    for note in (*built.weight_notes, *built.notes):
+    notes = (*start.notes, *attempt.notes)
+    record = record.model_copy(update={"notes": (*record.notes, *notes), "out_of_memory": attempt.failures})
+    for note in (*built.weight_notes, *built.notes, expectation(record), *peak_sentences(record), *notes):
         progress.note(note)
-    progress.note(expectation(record))
-    for sentence in peak_sentences(record):
-        progress.note(sentence)
-    for sentence in start.notes:
-        progress.note(sentence)
-    record = record.model_copy(update={"notes": (*record.notes, *start.notes)})
-    run = Run(prepared, built, folder, progress, record, start)
+    run = Run(prepared, built, folder, progress, record, start, attempt.explain)
     open_run_folder(folder, overwrite=overwrite)
     # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})

@@ -88,13 +88,18 @@ def fit_warning(plan: MemoryPlan, *, batch_size: int, accum: int) -> str | None:
 
 def remedies(plan: MemoryPlan, *, batch_size: int, accum: int) -> str:
     """Return which single changes make a plan fit, or else which saves most."""
-    enough = list(dict.fromkeys(_enough(plan, batch_size, accum)))
+    enough = fitting_changes(plan, batch_size=batch_size, accum=accum)
     if enough:
         return f"try {', or '.join(enough)}"
     best = max(plan.changes, key=lambda change: change.saved_bytes, default=None)
     if best is None or best.saved_bytes <= 0:
         return "try a shorter --max-length, or effcli plan for what fits"
     return f"{best.flags} saves most, {format_bytes(best.saved_bytes)}, which is not enough alone; see effcli plan"
+
+
+def fitting_changes(plan: MemoryPlan, *, batch_size: int, accum: int) -> list[str]:
+    """Return the flags that make a plan fit, each alone: first those of a smaller micro-batch of the same update."""
+    return list(dict.fromkeys(_enough(plan, batch_size, accum)))
 
 
 def _enough(plan: MemoryPlan, batch_size: int, accum: int) -> Iterator[str]:

@@ -1,0 +1,53 @@
+"""`Whereabouts`: what a run is doing just now, seen from outside the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Doing = Literal["loading", "forward", "backward", "step", "evaluation"]
+
+
+class Whereabouts:
+    """Follows a model and its optimizer through their hooks, so that a failure can be told by where it happened.
+
+    `doing` is the part of the update; `rows` and `tokens` are the shape of the batch in the model, None between the
+    step and the next batch, and where a model reads no text.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.doing: Doing = "forward"
+        self.rows: int | None = None
+        self.tokens: int | None = None
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def detach(self) -> None:
+        """Take the hooks off; what was seen last stays. May be called more than once."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.doing = "forward" if model.training else "evaluation"
+        self.rows, self.tokens = _shape(kwargs.get("input_ids", args[0] if args else None))
+
+    def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
+        self.doing = "backward" if model.training else "evaluation"
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.doing = "step"
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.doing = "forward"
+        self.rows = self.tokens = None
+
+
+def _shape(ids: torch.Tensor | None) -> tuple[int | None, int | None]:
+    """Return rows and tokens of a batch's ids, None each where there are none."""
+    return (ids.shape[0], ids.shape[1]) if ids is not None and ids.dim() == 2 else (None, None)

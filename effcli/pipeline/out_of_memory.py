@@ -1,0 +1,173 @@
+"""What is said about a run that ran out of memory: where, what was planned and measured, and what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from effcli.devices import available_bytes
+from effcli.errors import OutOfMemoryError, TraceError
+from effcli.measure.peak import cuda_peak_allocated_bytes, cuda_peak_reserved_bytes, peak_rss_bytes
+from effcli.measure.record import Attempt, OutOfMemoryFacts
+from effcli.memory.plan import MemoryPlan, PhaseBytes
+from effcli.pipeline.auto_batch import sizes_of
+from effcli.pipeline.run_plan import FailurePlan, failure_plan
+from effcli.pipeline.verdicts import fitting_changes
+from effcli.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from effcli.measure.whereabouts import Whereabouts
+    from effcli.pipeline.planning import Limits
+    from effcli.pipeline.prepare import Prepared
+
+_ELSEWHERE = "a shorter --max-length, --lora-r 8, a smaller model, or a device with more memory"
+
+
+class RunOutOfMemoryError(OutOfMemoryError):
+    """Memory ran out while a model was loaded, trained or evaluated."""
+
+    def __init__(self, facts: OutOfMemoryFacts) -> None:
+        super().__init__(sentence(facts))
+        self.facts = facts
+
+
+def facts_of(
+    prepared: Prepared, error: str, *, update: int, whereabouts: Whereabouts | None = None
+) -> OutOfMemoryFacts:
+    """Return where memory ran out and what was measured by then; `update` is the one that was being made.
+
+    Without `whereabouts` the model was being loaded.
+    """
+    device: torch.device = prepared.device
+    evaluating = whereabouts is not None and whereabouts.doing == "evaluation"
+    return OutOfMemoryFacts(
+        device=str(device),
+        doing=whereabouts.doing if whereabouts else "loading",
+        update=update - 1 if evaluating else update,
+        sizes=sizes_of(prepared.spec.loop),
+        rows=whereabouts.rows if whereabouts else None,
+        tokens=whereabouts.tokens if whereabouts else None,
+        peak_allocated_bytes=cuda_peak_allocated_bytes(device),
+        peak_reserved_bytes=cuda_peak_reserved_bytes(device),
+        peak_rss_bytes=peak_rss_bytes(),
+        available_bytes=available_bytes(device),
+        error=error,
+    )
+
+
+def going_on(facts: OutOfMemoryFacts, sizes: Attempt) -> OutOfMemoryFacts:
+    """Return the facts with the sizes that the run begins again with."""
+    return facts.model_copy(update={"tried_next": sizes, "advice": f"beginning again with {_words(sizes)}"})
+
+
+def explained(facts: OutOfMemoryFacts, prepared: Prepared, limits: Limits) -> OutOfMemoryFacts:
+    """Return the facts with what was planned at the failing shape and the cheapest change that would fit."""
+    try:
+        plan = failure_plan(prepared, limits, rows=facts.rows, tokens=facts.tokens)
+    except (TraceError, RuntimeError, MemoryError):  # the original error matters more than why it is not explained
+        return facts.model_copy(
+            update={"advice": f"use a smaller --batch-size, --gradient-checkpointing, {_ELSEWHERE}"}
+        )
+    found = {
+        "budget_bytes": plan.whole.budget_bytes,
+        "changes": (*plan.whole.changes, *plan.combined),
+        "largest_batch_size": plan.whole.largest_batch_size,
+    }
+    if facts.doing == "loading":
+        weights = format_bytes(plan.there.phases["forward"].weights_bytes)
+        return facts.model_copy(update={"advice": f"the weights alone take {weights}; use {_ELSEWHERE}"})
+    if facts.doing == "evaluation":
+        return facts.model_copy(update={"advice": _evaluation_advice(facts)})
+    planned = _at_peak(plan.there)
+    advice = _training_advice(facts, plan)
+    return facts.model_copy(
+        update={**found, "planned": planned, "planned_phase": plan.there.peak_phase, "advice": advice}
+    )
+
+
+def _at_peak(plan: MemoryPlan) -> PhaseBytes:
+    phases = plan.first_phases if plan.peak_update == "first" else plan.phases
+    return phases[plan.peak_phase or ""]
+
+
+def _training_advice(facts: OutOfMemoryFacts, plan: FailurePlan) -> str:
+    """Return the cheapest change that fits: one alone, several at once, or that there is none."""
+    sizes, whole = facts.sizes, plan.whole
+    alone = fitting_changes(whole, batch_size=sizes.micro, accum=sizes.accum)
+    if alone:
+        others = f" (or {', or '.join(alone[1:])})" if alone[1:] else ""
+        return f"the cheapest change that should fit is {alone[0]}{others}"
+    lacking = (whole.device_total_bytes or 0) - (whole.budget_bytes or 0)
+    for change in plan.combined:
+        if change.saved_bytes >= lacking:
+            return f"no single change would be enough; together these should fit: {change.flags}"
+    least = min(plan.combined, key=lambda change: change.peak_allocated_bytes, default=None)
+    even = f", even {least.flags} takes {format_bytes(least.peak_allocated_bytes)}" if least else ""
+    return f"no change of batch or optimizer fits{even}; use {_ELSEWHERE}"
+
+
+def _evaluation_advice(facts: OutOfMemoryFacts) -> str:
+    """Return a batch for the evaluation: that of the training, which went through, or half of what did not."""
+    size = facts.rows or facts.sizes.eval_batch
+    if size > facts.sizes.micro:
+        return f"use --eval-batch-size {facts.sizes.micro}, as many rows as the training takes at once"
+    return f"use --eval-batch-size {size // 2}" if size > 1 else f"use {_ELSEWHERE}"
+
+
+def sentence(facts: OutOfMemoryFacts) -> str:
+    """Return the whole explanation in one line, the allocator's own words last."""
+    return ". ".join(
+        (
+            f"out of memory on {facts.device} {where(facts)}",
+            *_planned(facts),
+            f"Measured: {', '.join(_measured(facts))}",
+            facts.advice[:1].upper() + facts.advice[1:],
+            f"The allocator said: {facts.error}",
+        )
+    )
+
+
+def _words(sizes: Attempt) -> str:
+    """Return sizes as flags."""
+    return f"--batch-size {sizes.micro} --accum {sizes.accum} --eval-batch-size {sizes.eval_batch}"
+
+
+def where(facts: OutOfMemoryFacts) -> str:
+    """Return in which part of the run memory ran out, and with which batch."""
+    places = {
+        "loading": "while the model was loaded",
+        "forward": f"in the forward pass of update {facts.update}",
+        "backward": f"in the backward pass of update {facts.update}",
+        "step": f"in the optimizer's step of update {facts.update}",
+        "evaluation": f"in the evaluation after update {facts.update}",
+    }
+    shape = f" with {facts.rows} rows of {facts.tokens} tokens" if facts.rows is not None else ""
+    return f"{places[facts.doing]}{shape}"
+
+
+def _planned(facts: OutOfMemoryFacts) -> Iterator[str]:
+    if facts.planned is None:
+        return
+    part = facts.planned
+    amounts = (
+        ("weights", part.weights_bytes),
+        ("gradients", part.gradients_bytes),
+        ("optimizer state", part.optimizer_state_bytes),
+        ("activations", part.activations_bytes or 0),
+        ("temporaries", part.temporaries_bytes or 0),
+    )
+    parts = " + ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in amounts)
+    yield f"Planned there: {format_bytes(part.total_bytes or 0)} in the {facts.planned_phase} phase = {parts}"
+
+
+def _measured(facts: OutOfMemoryFacts) -> Iterator[str]:
+    if facts.peak_allocated_bytes is not None:
+        yield f"{format_bytes(facts.peak_allocated_bytes)} allocated at most"
+    if facts.peak_reserved_bytes is not None:
+        yield f"{format_bytes(facts.peak_reserved_bytes)} reserved"
+    else:
+        yield f"{format_bytes(facts.peak_rss_bytes)} resident at most, Python and libraries included"
+    if facts.available_bytes is not None:
+        yield f"{format_bytes(facts.available_bytes)} free now"
