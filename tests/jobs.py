@@ -9,82 +9,18 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    DistilBertConfig,
-    GPT2Config,
-    LlamaConfig,
-    get_scheduler,
-    set_seed,
-)
+from transformers import get_scheduler, set_seed
 
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
 from effcli.engines.base import Job, Loop, UpdateResult
 from effcli.engines.clipping import PercentileClipping
 from effcli.engines.course import Course
 from effcli.engines.window import WindowLoss
+from effcli.models.seq2seq import decoder_inputs
 from effcli.optim.groups import decay_groups
+from tests.heads import PAD, rows, tiny_model
 
 ENGINES = ("pytorch", "accelerate", "trainer")
-VOCABULARY = 200
-
-
-def tiny_model(task: str, *, dropout: float = 0.0, family: str | None = None) -> torch.nn.Module:
-    """Return a seeded model of some ten thousand parameters."""
-    set_seed(7)
-    if task == "causal-lm":
-        if family == "llama":
-            config = LlamaConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                max_position_embeddings=32,
-                attention_dropout=dropout,
-                use_cache=False,
-            )
-        else:
-            config = GPT2Config(
-                vocab_size=VOCABULARY,
-                n_embd=32,
-                n_layer=2,
-                n_head=2,
-                n_positions=32,
-                resid_pdrop=dropout,
-                embd_pdrop=dropout,
-                attn_pdrop=dropout,
-                use_cache=False,
-            )
-        return AutoModelForCausalLM.from_config(config)
-    config = DistilBertConfig(
-        vocab_size=VOCABULARY,
-        dim=32,
-        n_layers=2,
-        n_heads=2,
-        hidden_dim=64,
-        max_position_embeddings=32,
-        dropout=dropout,
-        attention_dropout=dropout,
-        seq_classif_dropout=dropout,
-        num_labels=1 if task == "regression" else 2,
-    )
-    return AutoModelForSequenceClassification.from_config(config)
-
-
-def rows(count: int, task: str) -> list[dict[str, Any]]:
-    """Return rows of 2 to 12 tokens, no two neighbours alike in length."""
-    generator = torch.Generator().manual_seed(3)
-    made = []
-    for index in range(count):
-        length = 2 + (index * 5) % 11
-        ids = torch.randint(4, VOCABULARY, (length,), generator=generator).tolist()
-        row: dict[str, Any] = {"input_ids": ids, "attention_mask": [1] * length}
-        if task != "causal-lm":
-            row["labels"] = index % 2 if task == "classification" else index / 3
-        made.append(row)
-    return made
 
 
 @dataclass
@@ -104,7 +40,7 @@ class Recorder:
 
     def before_step(self, *, loss: float, grad_norm: float) -> None:
         assert math.isfinite(loss)
-        assert math.isfinite(grad_norm)
+        assert math.isfinite(grad_norm) or self.scaler is not None
 
     def after_update(self, result: UpdateResult) -> None:
         self.results.append(result)
@@ -119,6 +55,11 @@ class Outcome:
     limits: list[float | None]
     weights: dict[str, torch.Tensor]
     model: torch.nn.Module
+
+
+def collator(task: str, model: torch.nn.Module) -> Collator:
+    """Return what makes batches for a model, as a run has it."""
+    return Collator(PAD, "right", task, decoder_inputs(model, "tiny") if task == "seq2seq" else None)
 
 
 def run_job(
@@ -170,7 +111,7 @@ def run_job(
     loader = EpochLoader(
         made_rows,
         batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42),
-        collate_fn=Collator(0, "right", task),
+        collate_fn=collator(task, model),
         generator=torch.Generator().manual_seed(0),
         num_workers=num_workers,
     )
