@@ -51,6 +51,7 @@ FLAG_OF: dict[str, str] = {
     "loop.max_grad_norm": "--max-grad-norm",
     "loop.percentile_clipping": "--percentile-clipping",
     "loop.gradient_checkpointing": "--gradient-checkpointing",
+    "loop.compile": "--compile",
     "loop.seed": "--seed",
     "loop.num_workers": "--num-workers",
     "output.out": "--out",

@@ -56,6 +56,7 @@ def train(
     max_grad_norm: o.MaxGradNorm = None,
     percentile_clipping: o.PercentileClipping = None,
     gradient_checkpointing: o.GradientCheckpointing = None,
+    compile: o.Compile = None,  # noqa: A002
     seed: o.Seed = None,
     num_workers: o.NumWorkers = None,
     out: o.Out = None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
+from effcli.engines.compiling import check_compiles
 from effcli.engines.course import START, Course, Position
 from effcli.errors import UsageError
 from effcli.models.attention import check_attention, check_attention_runs
@@ -77,6 +78,8 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     check_model_flags(spec.model)
     device = resolve_device(spec.loop.device)
     check_precision(spec.loop.precision, device)
+    if spec.loop.compile:
+        check_compiles(device)
     check_attention(spec.model.attn, spec.loop.precision)
     check_attention_runs(spec.model.attn, str(device))
     entry = registry.find(spec.optim.name)
@@ -92,6 +95,11 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     if entry.cpu_note and device.type == "cpu":
         say(entry.cpu_note)
 
+    if spec.loop.compile:
+        say(
+            "--compile: the first batches wait for the compiler. The plan is of the model uncompiled: compiled kernels "
+            "may keep less for the backward pass."
+        )
     if spec.loop.precision == "bf16-pure":
         say(
             "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "

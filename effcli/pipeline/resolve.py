@@ -21,6 +21,7 @@ CONTINUED = {
     "loop.num_workers",
     "loop.device",
     "loop.engine",
+    "loop.compile",
     "data.eval",
     "output.out",
     "output.save_every",
