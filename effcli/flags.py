@@ -18,6 +18,7 @@ FLAG_OF: dict[str, str] = {
     "model.lora_dropout": "--lora-dropout",
     "data.train": "--data",
     "data.eval": "--eval-data",
+    "data.eval_fraction": "--eval-fraction",
     "data.text_columns": "--text-column",
     "data.label_column": "--label-column",
     "data.delimiter": "--delimiter",

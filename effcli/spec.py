@@ -76,6 +76,8 @@ class DataSpec(Section):
     """File (CSV, TSV, JSON lines, Parquet), `save_to_disk` folder or hub id; none means the built-in pairs."""
     eval: Text | None = None
     """Evaluation rows, in the same forms; none means the validation split where the data has one."""
+    eval_fraction: float | None = Field(default=None, gt=0, lt=1)
+    """Share of the training rows, drawn by the seed, that is kept for evaluation and not trained on."""
     text_columns: tuple[Text, ...] = Field(default=(), max_length=2)
     """One or two text columns, in seq2seq the source; guessed by name when not given."""
     label_column: Text | None = None
@@ -92,6 +94,13 @@ class DataSpec(Section):
     """Use only the first rows of the training data."""
 
     _one_column_is_a_list = field_validator("text_columns", mode="before")(as_list)
+
+    @field_validator("eval_fraction")
+    @classmethod
+    def _eval_rows_come_from_one_place(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("eval") is not None:
+            raise ValueError("--eval-data is given as well; evaluation rows come from one of the two")
+        return value
 
     @field_validator("text_columns")
     @classmethod

@@ -26,7 +26,7 @@ def problem_of(train: Path, evaluation: Path | None = None, *, decoder: bool = F
     task = fields.pop("task", None)
     data = {"train": str(train), "eval": str(evaluation) if evaluation else None, **fields}
     spec = RunSpec.model_validate({"data": data, "model": {"task": task}})
-    return choose(load_tables(spec.data), spec, is_decoder=decoder, architectures=architectures)
+    return choose(load_tables(spec.data, seed=42), spec, is_decoder=decoder, architectures=architectures)
 
 
 def failure(train: Path, evaluation: Path | None = None, **options: Any) -> str:

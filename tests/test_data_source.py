@@ -12,7 +12,6 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from datasets.exceptions import DatasetNotFoundError
 
-from effcli.data.cache import cache_folder
 from effcli.data.hub import hub_names
 from effcli.data.source import RawTables, load_tables
 from effcli.errors import DataError, UnreachableError
@@ -27,7 +26,7 @@ def contents(rows: Dataset | None) -> list[dict[str, Any]]:
 
 
 def load(train: str | Path, **fields: Any) -> RawTables:
-    return load_tables(DataSpec(train=str(train), **fields))
+    return load_tables(DataSpec(train=str(train), **fields), seed=42)
 
 
 def failure(train: str | Path, **fields: Any) -> str:
@@ -75,7 +74,7 @@ def test_all_forms_give_the_same_rows(tmp_path: Path, form: str, capfd: pytest.C
 
 
 def test_the_built_in_pairs_have_named_classes_and_a_validation_split() -> None:
-    raw = load_tables(DataSpec())
+    raw = load_tables(DataSpec(), seed=42)
     assert raw.eval is not None
     assert raw.name == "built-in"
     assert raw.train.column_names == ["sentence1", "sentence2", "label"]
@@ -87,21 +86,22 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file, not a folder")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", blocked / "cache")
-    cache_folder.cache_clear()
-    try:
-        assert contents(load(write_form(tmp_path, "csv")).train) == ROWS
-        assert contents(load(write_form(tmp_path, "parquet")).train) == ROWS
-    finally:
-        cache_folder.cache_clear()
+    assert contents(load(write_form(tmp_path, "csv")).train) == ROWS
+    assert contents(load(write_form(tmp_path, "parquet")).train) == ROWS
 
 
-def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "f.csv"
-    path.write_text("text,label\na,x\n")
-    assert contents(load(path).train)[0]["text"] == "a"
-    path.write_text("text,label\nb,x\n")
-    os.utime(path, ns=(1, 1))
-    assert contents(load(path).train)[0]["text"] == "b"
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_changed_file_is_read_anew_though_size_and_time_stay(tmp_path: Path, form: str) -> None:
+    path = write_form(tmp_path, form)
+    before = path.stat()
+    assert contents(load(path).train)[2]["text"] == "NA"
+    if form == "parquet":
+        Dataset.from_list([{**row, "text": row["text"].replace("NA", "NB")} for row in ROWS]).to_parquet(str(path))
+    else:
+        path.write_text(path.read_text().replace("NA", "NB"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert contents(load(path).train)[2]["text"] == "NB"
 
 
 def test_a_limit_takes_the_first_rows_of_training_only(tmp_path: Path) -> None:

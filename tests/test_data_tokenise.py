@@ -41,14 +41,14 @@ def prepare(
     train: Path, evaluation: Path | None = None, *, max_length: int = 64, decoder: bool = False, **options: Any
 ) -> PreparedData:
     spec = RunSpec.model_validate({"data": {"train": str(train), "eval": evaluation and str(evaluation)}})
-    raw = load_tables(spec.data)
+    raw = load_tables(spec.data, seed=42)
     problem = choose(raw, spec, is_decoder=decoder, architectures=())
     return tokenise(raw, problem, word_tokenizer(**options), max_length=max_length, spec=spec)
 
 
 def raw_and_problem(train: Path) -> tuple[RawTables, Any]:
     spec = RunSpec.model_validate({"data": {"train": str(train)}})
-    raw = load_tables(spec.data)
+    raw = load_tables(spec.data, seed=42)
     return raw, choose(raw, spec, is_decoder=False, architectures=())
 
 

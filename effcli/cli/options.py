@@ -61,6 +61,9 @@ Data = Annotated[
 EvalData = Annotated[
     Text, option("Evaluation rows. Default: the data's validation split, if it has one.", DATA, "PATH|ID")
 ]
+EvalFraction = Annotated[
+    Text, option("Keep this share of the training rows for evaluation, drawn by --seed. Default: none.", DATA, "NUMBER")
+]
 TextColumn = Annotated[Texts, option("Text (source) column; twice for pairs. Guessed by name.", DATA, "NAME")]
 LabelColumn = Annotated[Text, option("Label (target text) column. Guessed by name.", DATA, "NAME")]
 Delimiter = Annotated[Text, option("Field separator of CSV files. Guessed.", DATA, "CHARACTER")]

@@ -23,6 +23,7 @@ def train(
     lora_dropout: o.LoraDropout = None,
     data: o.Data = None,
     eval_data: o.EvalData = None,
+    eval_fraction: o.EvalFraction = None,
     text_column: o.TextColumn = None,
     label_column: o.LabelColumn = None,
     delimiter: o.Delimiter = None,

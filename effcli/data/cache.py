@@ -1,22 +1,43 @@
-"""Cache folder and quiet use of `datasets`."""
+"""What is kept between runs: where it lies, what is done with damaged copies, and quiet use of `datasets`."""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
+import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from effcli.errors import EffcliError, WriteError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Last bytes of a whole Arrow stream (Arrow columnar format 1.5, "IPC Streaming Format"): it is written on closing."""
+NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG})
 
 
-@functools.cache
 def cache_folder() -> Path:
     """Return the cache folder of `datasets`, or a temporary one, removed at exit, where that cannot be written."""
     import datasets
 
-    folder = Path(datasets.config.HF_DATASETS_CACHE).expanduser()
+    return _usable(Path(datasets.config.HF_DATASETS_CACHE).expanduser())
+
+
+def own_folder() -> Path:
+    """Return the folder for what nobody else reads: files as tables, and token ids."""
+    return _usable(cache_folder() / "effcli")
+
+
+@functools.cache
+def _usable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -25,6 +46,73 @@ def cache_folder() -> Path:
         temporary = Path(tempfile.mkdtemp(prefix="effcli-"))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         return temporary
+
+
+def content_key(path: Path, *parts: object) -> str:
+    """Return 32 hexadecimal digits that differ where the bytes of the file or one of `parts` do.
+
+    Neither size nor time of change tells of every change: an editor may keep both.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update(repr(parts).encode())
+    return digest.hexdigest()[:32]
+
+
+def kept(key: str, load: Callable[[str], Dataset], *, num_rows: int | None = None) -> Dataset:
+    """Return what `load` makes in the cache folder that it is given, or finds there from an earlier run.
+
+    A copy that cannot be read, or has not `num_rows` rows, is made once more. `datasets` itself takes care of runs
+    side by side (by a lock) and of those that were killed (it moves a folder when it is whole).
+
+    Raises:
+        WriteError: the cache folder is full or read-only.
+        Exception: whatever `load` raises on a fresh folder; an error of ours comes as it was raised.
+    """
+    folder = own_folder() / key
+    if folder.exists():
+        try:
+            found = load(str(folder))
+            if num_rows is None or len(found) == num_rows:
+                return found
+        except Exception:  # whatever the damage leads to: datasets, pyarrow and json have no exception in common
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+    with writing_cache():
+        return load(str(folder))
+
+
+@contextmanager
+def writing_cache() -> Iterator[None]:
+    """Tell a cache that cannot be written from other faults, and errors of ours from those that wrap them.
+
+    Raises:
+        WriteError: the cache folder is full or read-only.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, EffcliError):
+                raise cause from error
+            if isinstance(cause, OSError) and cause.errno in NOT_WRITTEN:
+                raise WriteError(
+                    f"the cache folder '{cache_folder()}' cannot be written ({os.strerror(cause.errno)}); free space "
+                    "there, or name another folder by the environment variable HF_DATASETS_CACHE"
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether an Arrow stream was written to its end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(END_OF_STREAM), os.SEEK_END)
+            return file.read() == END_OF_STREAM
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from effcli.data.guess import LABEL_NAMES, guess_text_columns, text_like_columns
-from effcli.data.labels import LabelMap, check_labels
+from effcli.data.labels import LabelMap, check_labels, distinct
 from effcli.data.learn_labels import learn_labels
 from effcli.data.places import data_columns
 from effcli.data.source_target import holds_classes, source_and_target
@@ -142,8 +143,9 @@ def _classifier(raw: RawTables, spec: RunSpec, label: str | None) -> Problem:
         classes_asked=spec.model.task == "classification",
     )
     is_regression = labels.kind == "score"
-    if not is_regression and len(raw.train) < len(raw.whole_train) and len(raw.train.unique(label)) == 1:
-        label_notes += (f"The first {len(raw.train)} rows all have the same label; raise --limit-rows to learn more.",)
+    if not is_regression and len(list(itertools.islice(distinct(raw.train, label), 2))) == 1:
+        sentence = f"The {len(raw.train):,} rows that train all have the same label; give more, or raise --limit-rows."
+        label_notes += (sentence,)
     return Problem(
         task="classification",
         problem_type="regression" if is_regression else "single_label_classification",

@@ -12,13 +12,14 @@ from typing import Any
 
 from effcli.data.numerals import parse_number
 from effcli.data.places import LINE_COLUMN
-from effcli.data.text_files import open_text
+from effcli.data.text_files import open_text, without_nul
 from effcli.errors import DataError
 
 DELIMITERS = (",", ";", "\t", "|")
 SNIFFED_ROWS = 100
 FIELD_LIMIT = 2**31 - 1
 QUOTED_FIELD = re.compile(r'"(?:[^"]|"")*"')
+SPACED_QUOTE = re.compile(r'[ \t]+"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class CsvLayout:
     quoted: bool
     encoding: str
     written_numbers: frozenset[str]
+    num_rows: int
     notes: tuple[str, ...]
 
 
@@ -37,13 +39,13 @@ def read_layout(path: Path, *, delimiter: str | None, encoding: str) -> CsvLayou
     """Return the layout of a file after reading all of it once.
 
     Raises:
-        DataError: wrong encoding, a malformed quote, a row with too few or too many fields, no rows, or column
-            names that are missing or used twice.
+        DataError: wrong encoding, a NUL byte, a malformed quote, a row with too few or too many fields, no rows, or
+            column names that are missing or used twice.
     """
     csv.field_size_limit(max(csv.field_size_limit(), FIELD_LIMIT))
     separator = _resolve_delimiter(path, delimiter, encoding)
     quoted = not (separator == "\t" and _quotes_are_text(path, encoding))
-    columns = _columns(path, separator, quoted, encoding)
+    columns, num_rows = _columns(path, separator, quoted, encoding)
     notes = []
     if separator != "," and delimiter is None and path.suffix.lower() != ".tsv":
         notes.append(f"The fields of '{path}' are separated by {_shown(separator)}.")
@@ -55,6 +57,7 @@ def read_layout(path: Path, *, delimiter: str | None, encoding: str) -> CsvLayou
         quoted=quoted,
         encoding=encoding,
         written_numbers=frozenset(columns) - _columns_of_quoted_numbers(path, separator, quoted, encoding, columns),
+        num_rows=num_rows,
         notes=tuple(notes),
     )
 
@@ -73,7 +76,7 @@ def _records(path: Path, delimiter: str, quoted: bool, encoding: str) -> Iterato
     line = 1
     with open_text(path, encoding) as lines:
         options: dict[str, Any] = {"quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
-        reader = csv.reader(lines, delimiter=delimiter, strict=True, **options)
+        reader = csv.reader(without_nul(path, lines), delimiter=delimiter, strict=True, **options)
         try:
             for fields in reader:
                 if fields:
@@ -85,8 +88,8 @@ def _records(path: Path, delimiter: str, quoted: bool, encoding: str) -> Iterato
             raise DataError(f"'{path}', line {line}: {fault}; {way_out}") from error
 
 
-def _columns(path: Path, delimiter: str, quoted: bool, encoding: str) -> tuple[str, ...]:
-    """Return the column names after checking that every row has as many fields."""
+def _columns(path: Path, delimiter: str, quoted: bool, encoding: str) -> tuple[tuple[str, ...], int]:
+    """Return the column names and the number of rows, after checking that each has as many fields."""
     records = _records(path, delimiter, quoted, encoding)
     _, header = next(records, (0, []))
     if not header:
@@ -105,11 +108,20 @@ def _columns(path: Path, delimiter: str, quoted: bool, encoding: str) -> tuple[s
         elif not _is_blank(fields):
             raise DataError(
                 f"'{path}', line {line}: {_fields(len(fields))} where the header has {len(columns)} ({found}); "
-                f"put text that holds {_shown(delimiter)} in double quotes, or name another separator by --delimiter"
+                f"{_way_out(fields, delimiter, quoted)}, or name another separator by --delimiter"
             )
     if not num_rows:
         raise DataError(f"'{path}' has a header ({found}) but no rows")
-    return columns
+    return columns, num_rows
+
+
+def _way_out(fields: list[str], delimiter: str, quoted: bool) -> str:
+    """Return what to do about a row with too many or too few fields."""
+    if quoted and any(SPACED_QUOTE.match(field) for field in fields):
+        return "remove the spaces before the quote mark: quotes count where a field begins with them"
+    if quoted:
+        return f"put text that holds {_shown(delimiter)} in double quotes"
+    return f"put text that holds {_shown(delimiter)} in double quotes, and no field with a single one"
 
 
 def _is_blank(fields: list[str]) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effcli.data import csv_rows, json_rows
-from effcli.data.cache import cache_folder
+from effcli.data.cache import content_key, kept
 from effcli.data.places import LINE_COLUMN
 from effcli.errors import DataError, nearest
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 OTHER_SUFFIXES = (".txt", ".gz", ".zip", ".zst", ".xlsx", ".xls", ".arrow", ".pkl", ".pq", ".yaml", ".xml")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of the cache key: raise it when rows of the same file are read differently than before."""
 
 
@@ -80,44 +80,65 @@ def load_local(name: str, path: Path, *, delimiter: str | None, encoding: str) -
 def _load_csv(name: str, path: Path, delimiter: str | None, encoding: str) -> Table:
     from datasets import Features, Value
 
-    layout = csv_rows.read_layout(path, delimiter=delimiter, encoding=encoding)
-    features = Features({**dict.fromkeys(layout.columns, Value("string")), LINE_COLUMN: Value("int64")})
-    rows = _from_rows(path, layout, csv_rows.csv_rows, features)
+    with _unchanged(path):
+        layout = csv_rows.read_layout(path, delimiter=delimiter, encoding=encoding)
+        features = Features({**dict.fromkeys(layout.columns, Value("string")), LINE_COLUMN: Value("int64")})
+        how = (layout.delimiter, layout.quoted, layout.encoding)
+        rows = _from_rows(path, layout, csv_rows.csv_rows, features, how)
     return Table(rows=rows, name=name, written_numbers=layout.written_numbers, notes=layout.notes)
 
 
 def _load_json(name: str, path: Path, encoding: str) -> Table:
     from datasets import Features, Json, Value
 
-    layout = json_rows.read_layout(path, encoding=encoding)
     types = {"text": Value("string"), "bool": Value("bool"), "int": Value("int64"), "float": Value("float64")}
-    columns = {column: types.get(kind, Json()) for column, kind in layout.kinds.items()}
-    rows = _from_rows(path, layout, json_rows.json_rows, Features({**columns, LINE_COLUMN: Value("int64")}))
+    with _unchanged(path):
+        layout = json_rows.read_layout(path, encoding=encoding)
+        columns = {column: types.get(kind, Json()) for column, kind in layout.kinds.items()}
+        features = Features({**columns, LINE_COLUMN: Value("int64")})
+        rows = _from_rows(path, layout, json_rows.json_rows, features, (layout.is_list, layout.encoding))
     return Table(rows=rows, name=name)
 
 
 def _from_rows(
-    path: Path, layout: Any, read: Callable[[Path, Any], Iterator[dict[str, Any]]], features: Features
+    path: Path,
+    layout: csv_rows.CsvLayout | json_rows.JsonLayout,
+    read: Callable[[Path, Any], Iterator[dict[str, Any]]],
+    features: Features,
+    how: tuple[object, ...],
 ) -> Dataset:
-    """Return the rows written to the Arrow cache, keyed by path, size, time of change and layout."""
+    """Return the rows of a text file, written to the cache where it does not hold them yet.
+
+    `how` is what rows depend on beside the bytes of the file and the columns.
+    """
     from datasets import Dataset
 
-    stat = path.stat()
-    key = (FORMAT_VERSION, str(path.resolve()), stat.st_size, stat.st_mtime_ns, _stable(layout))
-    dataset: Dataset = Dataset.from_generator(
-        read,
-        features=features,
-        cache_dir=str(cache_folder()),
-        gen_kwargs={"path": path, "layout": layout},
-        fingerprint=hashlib.sha256(repr(key).encode()).hexdigest()[:32],
-    )
-    return dataset
+    key = content_key(path, FORMAT_VERSION, features, how)
+
+    def load(folder: str) -> Dataset:
+        rows: Dataset = Dataset.from_generator(
+            read, features=features, cache_dir=folder, gen_kwargs={"path": path, "layout": layout}, fingerprint=key
+        )
+        return rows
+
+    return kept(f"rows-{key}", load, num_rows=layout.num_rows)
 
 
-def _stable(layout: Any) -> list[str]:
-    """Return the layout's fields in a form that is the same in every process (sets are not)."""
-    values = [getattr(layout, field) for field in layout.__slots__]
-    return [repr(sorted(value)) if isinstance(value, frozenset) else repr(value) for value in values]
+@contextmanager
+def _unchanged(path: Path) -> Iterator[None]:
+    """Check that a file that is read more than once stays the same meanwhile.
+
+    Raises:
+        DataError: it was written to, or cannot be opened.
+    """
+    try:
+        before = path.stat()
+        yield
+        after = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read '{path}': {error.strerror or error}") from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise DataError(f"'{path}' changed while it was read; start again when it is complete")
 
 
 def _load_parquet(name: str, path: Path) -> Table:
@@ -125,8 +146,15 @@ def _load_parquet(name: str, path: Path) -> Table:
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 
+    def load(folder: str) -> Dataset:
+        rows: Dataset = Dataset.from_parquet(str(path), cache_dir=folder)
+        rows._fingerprint = key  # its own one knows the path and not the content
+        return rows
+
     try:
-        rows: Dataset = Dataset.from_parquet(str(path), cache_dir=str(cache_folder()))
+        with _unchanged(path):
+            key = content_key(path, FORMAT_VERSION)
+            rows = kept(f"rows-{key}", load)
     except (DatasetGenerationError, pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"'{name}' is not a readable Parquet file; check that it was written completely") from error
     if not len(rows):

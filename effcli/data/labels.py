@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ Kind = Literal["text", "number", "bool", "score"]
 MAX_NUMERIC_TEXT = 20
 """Numbers written as text with more distinct values than this may be classes or scores: the user must say."""
 SHOWN_LABELS = 10
+ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +100,27 @@ def check_labels(rows: Dataset, column: str, labels: LabelMap, name: str) -> Non
     """
     require_plain_labels(rows, column, name)
     read = label_reader(rows, column, labels)
-    for value in rows.unique(column):
+    for value in distinct(rows, column):
         try:
             read(value)
         except ValueError as error:
             where = place(rows, first_index(rows, column, value), name)
             raise DataError(f"{where}: {error}; correct the row or remove it") from error
+
+
+def distinct(rows: Dataset, column: str) -> Iterator[Any]:
+    """Yield the values of a column, each once and in the order of the rows, reading no further than it is asked to.
+
+    `Dataset.unique` writes chosen rows to a file beside the data before it looks at them, texts and all.
+    """
+    import pyarrow.compute as pc
+
+    seen: set[Any] = set()
+    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
+        for value in pc.unique(batch[column]).to_pylist():
+            if value not in seen:
+                seen.add(value)
+                yield value
 
 
 def require_plain_labels(rows: Dataset, column: str, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.data.labels import (
     MAX_NUMERIC_TEXT,
     LabelMap,
+    distinct,
     first_index,
     is_missing,
     listed,
@@ -38,7 +39,7 @@ def learn_labels(
 
     feature = rows.features[column]
     require_plain_labels(rows, column, name)
-    values = rows.unique(column)
+    values = list(distinct(rows, column))
     missing = [value for value in values if is_missing(value)]
     if missing:
         where = place(rows, min(first_index(rows, column, value) for value in missing), name)

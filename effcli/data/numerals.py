@@ -14,10 +14,10 @@ def parse_number(text: str) -> int | float | None:
     stripped = text.strip()
     if not NUMERAL.fullmatch(stripped):
         return None
-    if INTEGER.fullmatch(stripped):
-        return int(stripped)
     value = float(stripped)
-    return whole(value) if math.isfinite(value) else None
+    if not math.isfinite(value):  # thousands of digits too, which int() refuses
+        return None
+    return int(stripped) if INTEGER.fullmatch(stripped) else whole(value)
 
 
 def whole(value: float) -> int | float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from effcli.data.cache import quiet_datasets
 from effcli.data.files import Splits, Table, is_path_like, load_local, missing_path
+from effcli.data.held_out import hold_out
 from effcli.data.hub import load_hub
 from effcli.errors import DataError
 
@@ -24,7 +25,8 @@ EVAL_SPLITS = ("validation", "validation_matched")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTables:
-    """Rows as read. `train` holds the first rows where a limit was asked for, `whole_train` always all.
+    """Rows as read. `train` holds those that train: the first ones where a limit was asked for, without those that are
+    kept for evaluation; `whole_train` always holds all.
 
     `train_name` and `eval_name` are for error messages. `written_numbers` are text columns of the training data
     whose numbers mean numbers (CSV cells without quotes). `notes` are sentences for the user.
@@ -40,13 +42,15 @@ class RawTables:
     written_numbers: frozenset[str] = frozenset()
 
 
-def load_tables(spec: DataSpec) -> RawTables:
+def load_tables(spec: DataSpec, *, seed: int) -> RawTables:
     """Return the training rows, and the evaluation rows where there are any.
 
-    Evaluation rows are those of `spec.eval`, else the validation split, else none: never the training rows.
+    Evaluation rows are those of `spec.eval`, else the validation split, else those that `spec.eval_fraction` keeps from
+    training by `seed`, else none: never rows that train.
 
     Raises:
-        DataError: a path does not exist, or what is there cannot be read as a table.
+        DataError: a path does not exist, what is there cannot be read as a table, or rows are to be kept for
+            evaluation where there is a validation split.
         UnreachableError: the Hub cannot be reached, or does not give the data set out.
     """
     with quiet_datasets():
@@ -62,9 +66,18 @@ def load_tables(spec: DataSpec) -> RawTables:
         if table is not None and not len(table.rows):
             raise DataError(f"'{table.name}' has no rows; name data with at least one")
     whole = train.rows
-    limited = whole if spec.limit_rows is None else whole.select(range(min(spec.limit_rows, len(whole))))
+    used = whole if spec.limit_rows is None else whole.select(range(min(spec.limit_rows, len(whole))))
+    if spec.eval_fraction is not None:
+        if evaluation is not None:
+            raise DataError(
+                f"--eval-fraction: '{splits.name}' has a validation split, which is used; leave the flag out"
+            )
+        parts = hold_out(used, spec.eval_fraction, seed=seed, name=train.name)
+        counts = f"{len(parts.eval):,} of {len(used):,} rows"
+        split_notes += (f"{counts}, drawn by seed {seed}, are kept for evaluation and not trained on.",)
+        used, evaluation = parts.train, Table(rows=parts.eval, name=f"{train.name}, rows kept for evaluation")
     return RawTables(
-        train=limited,
+        train=used,
         eval=evaluation.rows if evaluation else None,
         name=splits.name,
         notes=tuple(dict.fromkeys(train.notes + (evaluation.notes if evaluation else ()) + split_notes)),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from effcli.data.guess import TARGETS, guess_source_and_target, text_like_columns
-from effcli.data.labels import to_number
+from effcli.data.labels import distinct, to_number
 from effcli.data.places import data_columns
 from effcli.errors import DataError
 
@@ -51,10 +52,12 @@ def holds_classes(raw: RawTables, column: str) -> bool:
     feature = raw.whole_train.features[column]
     if not isinstance(feature, Value) or feature.dtype not in {"string", "large_string"}:
         return True
-    values = raw.whole_train.unique(column)
-    if column in raw.written_numbers and all(value is None or to_number(value) is not None for value in values):
+    rows = raw.whole_train
+    are_numbers = (value is None or to_number(value) is not None for value in distinct(rows, column))
+    if column in raw.written_numbers and all(are_numbers):
         return True
-    few = len(values) <= MAX_CLASSES and 2 * len(values) <= len(raw.whole_train)
+    num_values = len(list(itertools.islice(distinct(rows, column), MAX_CLASSES + 1)))
+    few = num_values <= MAX_CLASSES and 2 * num_values <= len(rows)
     return few and column.lower() not in TARGETS
 
 

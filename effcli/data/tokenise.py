@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.data.cache import cache_folder, quiet_datasets
+from effcli.data.cache import is_whole, own_folder, quiet_datasets, writing_cache
 from effcli.data.encode import TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN, as_targets, as_text, encode_batch
 from effcli.data.labels import label_reader
+from effcli.data.watch import RowWatch, unwatched
 from effcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 """Part of the cache key: raise it when the same text gives other rows than before."""
+ROWS_AT_ONCE = 250
+"""Rows whose text is held at once: long texts take tens of kilobytes each, and their tokens ten times that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +58,16 @@ def tokenise(
     max_length: int,
     spec: RunSpec,
     max_target_length: int = 0,
+    watch: RowWatch = unwatched,
 ) -> PreparedData:
     """Return the rows as token ids, cut to `max_length` tokens (of a pair, the longer text loses tokens first).
 
-    Targets are cut to `max_target_length`. Rows without text are skipped, and in language modelling rows of a single
+    `watch` hears of rows that are not in the cache. Targets are cut to `max_target_length`. Rows without text are skipped, and in language modelling rows of a single
     token, which predict nothing.
 
     Raises:
         DataError: no row is left, or `max_length` leaves no room for text beside the special tokens.
+        WriteError: the cache folder is full.
     """
     import pyarrow.compute as pc
 
@@ -71,10 +76,10 @@ def tokenise(
     if problem.target_column is not None:
         _check_room(max_target_length, len(as_targets(tokenizer)("")["input_ids"]), "--max-target-length")
     lengths_kept = (max_length, max_target_length)
-    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, lengths_kept)
+    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, lengths_kept, watch)
     evaluation, eval_cut = None, (0, 0)
     if raw.eval is not None:
-        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, lengths_kept)
+        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, lengths_kept, watch)
     eval_rows = len(evaluation) if evaluation is not None else 0
     lengths = pc.list_value_length(train.data.column("input_ids"))
     targets = pc.list_value_length(train.data.column("labels")) if problem.target_column is not None else None
@@ -101,16 +106,25 @@ def _check_room(max_length: int, num_special: int, flag: str) -> None:
         )
 
 
-def texts(raw: RawTables, problem: Problem) -> Iterator[str]:
+def texts(raw: RawTables, problem: Problem, watch: RowWatch = unwatched) -> Iterator[str]:
     """Yield every text of the training rows, the columns of a row one after the other; empty ones are left out."""
-    columns = problem.written_columns
-    for batch in raw.train.select_columns(list(columns)).iter(batch_size=1000):
-        for row in zip(*(batch[column] for column in columns), strict=True):
-            yield from (text for text in map(as_text, row) if text.strip())
+    columns, num_done = problem.written_columns, 0
+    with watch("Building the tokenizer", len(raw.train)) as done:
+        for batch in raw.train.select_columns(list(columns)).iter(batch_size=ROWS_AT_ONCE):
+            rows = list(zip(*(batch[column] for column in columns), strict=True))
+            for row in rows:
+                yield from (text for text in map(as_text, row) if text.strip())
+            num_done += len(rows)
+            done(num_done)
 
 
 def _tokenise_split(
-    rows: Dataset, name: str, problem: Problem, tokenizer: PreTrainedTokenizerBase, lengths: tuple[int, int]
+    rows: Dataset,
+    name: str,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: tuple[int, int],
+    watch: RowWatch,
 ) -> tuple[Dataset, tuple[int, int]]:
     """Return the tokenised rows, and the numbers of those whose text and whose target were cut to `lengths`."""
     import pyarrow.compute as pc
@@ -119,27 +133,34 @@ def _tokenise_split(
     read_label = label_reader(rows, label_column, problem.labels) if label_column and problem.labels else None
     with_types = "token_type_ids" in tokenizer.model_input_names
     fingerprint = _fingerprint(rows, problem, tokenizer, lengths)
-    folder = cache_folder() / "effcli"
-    folder.mkdir(exist_ok=True)
-    with quiet_datasets():
+    kept = own_folder() / f"tokens-{fingerprint}.arrow"
+    options = {
+        "tokenizer": tokenizer,
+        "text_columns": problem.text_columns,
+        "label_column": label_column,
+        "read_label": read_label,
+        "max_length": lengths[0],
+        "target_column": problem.target_column,
+        "max_target_length": lengths[1],
+        "min_length": 2 if problem.task == "causal-lm" else 1,
+        "with_types": with_types,
+    }
+    with quiet_datasets(), writing_cache(), watch(f"Tokenising '{name}'", len(rows)) as done:
+
+        def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+            encoded = encode_batch(batch, **options)
+            done(indices[-1] + 1)
+            return encoded
+
         tokenised = rows.map(
-            encode_batch,
+            encode,
+            with_indices=True,
             batched=True,
-            fn_kwargs={
-                "tokenizer": tokenizer,
-                "text_columns": problem.text_columns,
-                "label_column": label_column,
-                "read_label": read_label,
-                "max_length": lengths[0],
-                "target_column": problem.target_column,
-                "max_target_length": lengths[1],
-                "min_length": 2 if problem.task == "causal-lm" else 1,
-                "with_types": with_types,
-            },
+            batch_size=ROWS_AT_ONCE,
             remove_columns=rows.column_names,
             features=_features(problem, with_types),
-            cache_file_name=str(folder / f"tokens-{fingerprint}.arrow"),
-            load_from_cache_file=True,
+            cache_file_name=str(kept),
+            load_from_cache_file=is_whole(kept),
             new_fingerprint=fingerprint,
         )
     if getattr(tokenizer, "is_fast", False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -104,6 +106,9 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """Say one sentence."""
+
+    def rows(self, what: str, num_rows: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Many rows are read; the function that the block gets is told how many of `num_rows` are done."""
 
     def start(self, *, first_update: int, total_updates: int) -> None:
         """Training begins after `first_update` updates already done."""

@@ -113,7 +113,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     from effcli.data.tokenise import texts, tokenise
     from effcli.data.tokenizer import build_tokenizer
 
-    raw = load_tables(spec.data)
+    raw = load_tables(spec.data, seed=spec.loop.seed)
     problem = choose(
         raw,
         spec,
@@ -126,12 +126,20 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     def build(**settings: Any) -> PreTrainedTokenizerBase:
         if source.path is not None:
             say(f"'{source.name}' has no tokenizer: one was built from the training text.")
-        return build_tokenizer(texts(raw, problem), **settings)
+        return build_tokenizer(texts(raw, problem, progress.rows), **settings)
 
     tokenizer = tokenizer_for(source, build)
     max_length = row_limit(source, tokenizer, spec.data.max_length)
     max_target_length = _target_limit(spec, problem, source, tokenizer, max_length)
-    data = tokenise(raw, problem, tokenizer, max_length=max_length, max_target_length=max_target_length or 0, spec=spec)
+    data = tokenise(
+        raw,
+        problem,
+        tokenizer,
+        max_length=max_length,
+        max_target_length=max_target_length or 0,
+        spec=spec,
+        watch=progress.rows,
+    )
     if data.truncated_rows:
         say(f"{data.truncated_rows:,} {_rows(data.truncated_rows)} truncated to {max_length} tokens.")
     if data.truncated_targets:
@@ -140,7 +148,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
     if data.skipped_rows:
         say(f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text skipped.")
     if data.eval is None:
-        say("Evaluation is skipped: there is no validation data (give --eval-data).")
+        say("Evaluation is skipped: there is no validation data (give --eval-data or --eval-fraction).")
     return Prepared(
         spec=_resolved(
             spec,

@@ -6,10 +6,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from effcli.report.output import is_terminal as stream_is_terminal
 from effcli.report.output import make_console
+from effcli.report.row_progress import row_bar, row_lines
 from effcli.report.text import duration, plain, rate
 
 if TYPE_CHECKING:
@@ -101,6 +103,10 @@ class QuietProgress:
     def note(self, text: str) -> None:
         """Say nothing."""
 
+    def rows(self, what: str, num_rows: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show nothing."""
+        return nullcontext(lambda done: None)
+
     def start(self, *, first_update: int, total_updates: int) -> None:
         """Show nothing."""
 
@@ -119,13 +125,17 @@ class LineProgress:
 
     def __init__(self, logging_steps: int, *, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
         self._logging_steps = logging_steps
-        self._stream = stream
+        self._stream, self._clock = stream, clock
         self._pace = Pace(logging_steps, clock)
         self._total_updates = 0
 
     def note(self, text: str) -> None:
         """Print one sentence."""
         self._print(plain(text))
+
+    def rows(self, what: str, num_rows: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Print a line now and then, where it takes long."""
+        return row_lines(plain(what), num_rows, write=self._print, clock=self._clock)
 
     def start(self, *, first_update: int, total_updates: int) -> None:
         """Start the clock."""
@@ -160,7 +170,7 @@ class RichProgress:
     def __init__(self, logging_steps: int, *, console: Console | None = None, clock: Clock = time.monotonic) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._console = console or make_console(stderr=True)
+        self._console, self._clock = console or make_console(stderr=True), clock
         self._pace = Pace(logging_steps, clock)
         self._total_updates = 0
         self._task: TaskID | None = None
@@ -178,6 +188,10 @@ class RichProgress:
     def note(self, text: str) -> None:
         """Print one sentence above the bar."""
         self._console.print(plain(text), style="dim")
+
+    def rows(self, what: str, num_rows: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show a bar of its own, where it takes long."""
+        return row_bar(plain(what), num_rows, console=self._console, clock=self._clock)
 
     def start(self, *, first_update: int, total_updates: int) -> None:
         """Show the bar; a resumed run starts where it stopped."""
