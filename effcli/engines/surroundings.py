@@ -22,10 +22,31 @@ def as_asked(device: torch.device) -> Iterator[None]:
     matmul_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(device.type, enabled=False), _without_launcher_settings():
+        with _without_autocast(device.type), _without_launcher_settings():
             yield
     finally:
         torch.set_float32_matmul_precision(matmul_precision)
+
+
+@contextmanager
+def _without_autocast(kind: str) -> Iterator[None]:
+    """Leave the autocast of a caller.
+
+    `torch.autocast(enabled=False)` around a run would not do: casts of weights are kept until the outermost autocast
+    ends, so that every update after the first would compute with the weights before it (torch 2.13).
+    """
+    enabled = torch.is_autocast_enabled(kind)
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(kind, enabled)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 @contextmanager
