@@ -1,20 +1,19 @@
-"""Three engines, one result; and accumulation equals the big batch."""
+"""Three engines, one result."""
 
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
 
-from effcli.data.batches import Collator, EpochBatchSampler
+from effcli.data.batches import Collator
 from effcli.engines.window import WindowLoss, count_items, windows
 from effcli.optim import registry
 from effcli.spec import OptimSpec
 from tests.jobs import ENGINES, Outcome, rows, run_job, tiny_model
 
-TASKS = ("classification", "causal-lm", "regression")
+TASKS = ("classification", "causal-lm", "regression", "seq2seq")
 OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "sgd")
 
 
@@ -67,40 +66,6 @@ def test_the_same_optimizer_means_the_same_weights_and_state_in_all_engines(name
     assert states[0] == states[1] == states[2]
     for outcome in outcomes[1:]:
         assert_same_run(outcomes[0], outcome, weights=0.01 * 1e-3 * len(outcome.losses))
-
-
-@pytest.mark.parametrize(("num_rows", "batch_size", "accum"), [(11, 2, 2), (7, 1, 4)])
-@pytest.mark.parametrize("task", ["classification", "causal-lm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_accumulation_equals_the_big_batch(engine: str, task: str, num_rows: int, batch_size: int, accum: int) -> None:
-    small = run_job(engine, task, num_rows=num_rows, batch_size=batch_size, accum=accum, epochs=2)
-    big = run_job(engine, task, num_rows=num_rows, batch_size=batch_size * accum, accum=1, epochs=2)
-    assert_same_run(small, big, weights=1e-6)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_accumulation_equals_the_big_batch_with_an_adaptive_optimizer(engine: str) -> None:
-    small = run_job(engine, "causal-lm", num_rows=11, batch_size=2, accum=2, epochs=2, make_optimizer=adamw)
-    big = run_job(engine, "causal-lm", num_rows=11, batch_size=4, accum=1, epochs=2, make_optimizer=adamw)
-    assert small.losses == pytest.approx(big.losses, rel=1e-5)
-    assert largest_difference(small, big) <= 0.01 * 1e-3 * len(small.losses)
-
-
-@pytest.mark.parametrize(("task", "family"), [("classification", None), ("causal-lm", None), ("causal-lm", "llama")])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_window_equals_one_batch_scored_by_the_models_own_loss(engine: str, task: str, family: str | None) -> None:
-    model = tiny_model(task, family=family)
-    made = rows(7, task)
-    order = next(iter(EpochBatchSampler(7, 7, 42)))
-    oracle = copy.deepcopy(model)
-    oracle.train()
-    loss = oracle(**Collator(0, "right", task)([made[index] for index in order])).loss
-    loss.backward()
-    norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in oracle.parameters()))
-
-    outcome = run_job(engine, task, num_rows=7, batch_size=2, accum=4, model=model, max_grad_norm=0.0)
-    assert outcome.losses == pytest.approx([loss.item()], rel=1e-6)
-    assert outcome.grad_norms == pytest.approx([norm], rel=1e-6)
 
 
 def test_averaging_micro_batch_means_would_be_noticed() -> None:
