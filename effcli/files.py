@@ -70,6 +70,13 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
         raise
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that what a kill leaves of it does not look complete."""
+    going = path.with_name(f"{REPLACED}{path.name}")
+    path.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+
+
 def write_failure(error: BaseException) -> str | None:
     """Return in a few words why the system refused to write; None where the error says nothing of the kind.
 

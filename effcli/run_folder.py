@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
-from effcli.files import DRAFT
+from effcli.files import DRAFT, remove_folder
 
 RECORD = "record.json"
 RECIPE = "recipe.yaml"
@@ -49,6 +50,21 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Return the folder of the checkpoints."""
         return self.path / CHECKPOINTS
+
+
+def is_complete(folder: RunFolder) -> bool:
+    """Return whether the run in a folder saved its model and said so in its record, which a kill may prevent."""
+    if not folder.model.is_dir() or not folder.record.is_file():
+        return False
+    return _status(folder.record) == "completed"
+
+
+def _status(record: Path) -> str:
+    """Return how the run of a record ended; an empty text where the file cannot be read as one."""
+    try:
+        return str(json.loads(record.read_bytes())["status"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def dated_name(now: datetime, optimizer: str) -> str:
@@ -142,7 +158,8 @@ def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
         if overwrite:
             folder.record.unlink(missing_ok=True)
             for path in (folder.model, folder.checkpoints):
-                shutil.rmtree(path, ignore_errors=True)
+                if path.is_dir():
+                    remove_folder(path)
         for draft in (*folder.path.glob(f"{DRAFT}*"), *folder.checkpoints.glob(f"{DRAFT}*")):  # left by a kill
             shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
     except OSError as error:

@@ -255,8 +255,8 @@ def test_a_resumed_optimizer_has_the_same_size_and_makes_the_same_next_step(
     model, fresh_model = AwkwardModel(dtype), AwkwardModel(dtype)
     optimizer = stepped(entry, model, spec)
     saved = Saved(
-        update=1, spec={}, train_rows=1, rows_fingerprint="", origin=START, total_updates=2, history=[],
-        evaluations=[],
+        update=1, spec={}, train_rows=1, rows_fingerprint="", config_fingerprint="", origin=START, first_window=1,
+        total_updates=2, history=[], evaluations=[],
     )  # fmt: skip
     store = CheckpointStore(tmp_path, keep=1)
     path = store.save(saved, model=model, optimizer=optimizer, scheduler=no_schedule(optimizer))

@@ -12,7 +12,7 @@ from types import FrameType
 
 import typer
 
-from effcli.errors import EffcliError, InterruptedRunError
+from effcli.errors import EffcliError
 from effcli.masking import masked
 from effcli.report.text import plain
 
@@ -49,13 +49,15 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
 
 
 def interrupt_on_signals() -> None:
-    """Make SIGINT and SIGTERM errors like any other; while updates run, the session has its own."""
+    """Make SIGINT and SIGTERM end the process with one line; while a run trains, its session has its own handlers."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise InterruptedRunError("interrupted; what was saved before is intact", signal_number=number)
+    """Raise what no library catches on its way, as datasets does with any exception of a loader."""
+    _say("interrupted; what was saved before is intact")
+    raise SystemExit(128 + number)
 
 
 def _fault(error: Exception, verbose: bool) -> int:

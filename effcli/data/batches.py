@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from effcli.data.order import beginning_with, longest_rows
+from effcli.data.workers import leave_stopping_to_the_run
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -186,4 +187,8 @@ def _worker_options(num_workers: int, seed: int) -> dict[str, Any]:
     if num_workers:
         # The tokenizers library warns on every fork after it was used, unless told; workers do not tokenise.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return {"num_workers": num_workers, "generator": torch.Generator().manual_seed(seed)}
+    return {
+        "num_workers": num_workers,
+        "generator": torch.Generator().manual_seed(seed),
+        "worker_init_fn": leave_stopping_to_the_run,
+    }

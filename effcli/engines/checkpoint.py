@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from safetensors.torch import load_model, save_model
 
 from effcli.engines.course import Position
 from effcli.errors import TrainingFailedError
-from effcli.files import write_folder
+from effcli.files import remove_folder, write_folder
 
 WEIGHTS = "model.safetensors"
 TRAINING = "training.pt"
@@ -30,27 +31,33 @@ PREFIX = "update-"
 class Saved:
     """What a checkpoint holds beside tensors: where it stands, specification, rows, length, history.
 
-    `origin` is where the run began to take windows of its size.
-
-    The gradient norms in `history` are all that percentile clipping goes on from.
+    `origin` is where the run began to take windows of its size, `first_window` the rows of its very first one. The
+    checksums tell other rows and another model apart. The gradient norms in `history` are all that percentile clipping
+    goes on from.
     """
 
     update: int
     spec: dict[str, Any]
     train_rows: int
     rows_fingerprint: str
+    config_fingerprint: str
     origin: Position
+    first_window: int
     total_updates: int
     history: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
 
 
 class CheckpointStore:
-    """The checkpoints of one run folder; keeps the newest `keep`."""
+    """The checkpoints of one run folder; keeps the newest `keep`.
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    `damaged` are those that a resumed run passed over: they go as soon as a new one is written, and never count.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, damaged: Sequence[Path] = ()) -> None:
         self._folder = folder
         self._keep = keep
+        self._damaged = damaged
 
     def save(
         self,
@@ -85,8 +92,11 @@ class CheckpointStore:
             (folder / MANIFEST).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
 
         write_folder(final, fill)
-        for old in self.paths()[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        damaged, self._damaged = [path for path in self._damaged if path != final and path.exists()], ()
+        for path in damaged:
+            remove_folder(path)
+        for path in self.paths()[: -self._keep]:
+            remove_folder(path)
         return final
 
     def paths(self) -> list[Path]:
@@ -107,7 +117,13 @@ class CheckpointStore:
 
 def _read_progress(path: Path) -> Saved:
     fields = json.loads(path.read_text(encoding="utf-8"))
-    return Saved(**{**fields, "origin": Position(**fields["origin"])})
+    try:
+        return Saved(**{**fields, "origin": Position(**fields["origin"])})
+    except (KeyError, TypeError) as error:
+        raise TrainingFailedError(
+            f"'{path.parent}' was written by another version of effcli, which this one cannot go on from; use that "
+            "version, or start again with --overwrite"
+        ) from error
 
 
 def restore(
@@ -118,12 +134,26 @@ def restore(
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Load weights, optimizer, schedule, random state and scaler, each tensor in the dtype it was saved in."""
-    load_model(model, str(path / WEIGHTS))
-    training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+    """Load weights, optimizer, schedule, random state and scaler, each tensor in the dtype it was saved in.
+
+    Raises:
+        TrainingFailedError: the weights are not those of this model, or what should be tensors and plain values is
+            something else, which is never loaded.
+    """
+    try:
+        load_model(model, str(path / WEIGHTS))
+        training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError) as error:
+        foreign = isinstance(error, UnpicklingError)
+        why = f"{TRAINING} holds more than tensors and plain values" if foreign else "the model has changed"
+        raise TrainingFailedError(
+            f"checkpoint '{path}' was not loaded: {why}; restore what the run was started with, or start again with "
+            "--overwrite"
+        ) from error
     optimizer.load_state_dict(training["optimizer"])
     _keep_dtypes(optimizer, training["optimizer"])
     scheduler.load_state_dict(training["scheduler"])
+    _renew_rates(optimizer, scheduler)
     if scaler is not None:
         scaler.load_state_dict(training["scaler"])
     set_random_state(training["random"])
@@ -139,6 +169,18 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Non
             loaded = state.get(key)
             if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor) and loaded.dtype != value.dtype:
                 state[key] = value.to(loaded.device)
+
+
+def _renew_rates(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """Set the rates of the next update as the schedule has them now: the number of updates may have changed."""
+    if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        parts = zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        for group, base, factor in parts:
+            rate = base * factor(scheduler.last_epoch)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
 def random_state() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,7 +68,8 @@ class TrainingSession:
     The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_clip_norm` the norm that
     it was held to, `read_samples` the rows it took, `evaluate` scores the model (None without evaluation data), `save`
     writes a checkpoint, `prepare` sets the state that the first update starts from, `find_broken_gradient` returns the
-    name of the first parameter whose gradient is not finite, None where that says nothing.
+    name of the first parameter whose gradient is not finite, None where that says nothing. `saved_update` is the update
+    of the newest checkpoint, None before there is one.
     """
 
     start_update: int
@@ -85,6 +87,7 @@ class TrainingSession:
     pause_clock: Callable[[], None] = lambda: None
     start_clock: Callable[[], None] = lambda: None
     stop_after: int | None = None
+    saved_update: int | None = None
     history: list[Update] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     update: int = 0
@@ -146,6 +149,7 @@ class TrainingSession:
         due = ends_epoch if self.save_every is None else self.update % self.save_every == 0
         if due or last or stop:
             self.save(self)
+            self.saved_update = self.update
         if stop and not last:
             number = self.stop_signal or signal.SIGINT
             raise InterruptedRunError(
@@ -174,18 +178,30 @@ class TrainingSession:
             where = f" (the first gradient that is not finite is that of {name})" if name else ""
             raise _not_finite(update, f"the gradient norm is {grad_norm}{where}")
 
+    def _stopped_at_once(self) -> str:
+        where = f"stopped at once after update {self.update} of {self.total_updates}"
+        if self.saved_update is None:
+            return f"{where}; no state was saved before, --resume starts from the first update"
+        lost = f"; {self.update - self.saved_update} later updates are lost" if self.update > self.saved_update else ""
+        return f"{where}; the state after update {self.saved_update} is saved{lost}, continue with --resume"
+
     @contextmanager
     def stopping_on_signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into a stop at the next update boundary; a second one stops at once."""
+        """Turn SIGINT and SIGTERM into a stop at the next update boundary; a second one stops at once.
+
+        After the last update the first one changes nothing: what is left is to save.
+        """
+        run = os.getpid()
 
         def request_stop(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != run:  # a process forked from the run inherits this handler
+                return
             if self.stop_signal is not None:
-                raise InterruptedRunError(
-                    f"stopped in the middle of update {self.update + 1}, which is lost; earlier checkpoints are intact",
-                    signal_number=number,
-                )
+                raise InterruptedRunError(self._stopped_at_once(), signal_number=number)
             self.stop_signal = number
-            self.progress.note("stopping after this update; press again to stop at once")
+            last = self.update == self.total_updates
+            what = "the last update is done, saving what it learnt" if last else "stopping after this update"
+            self.progress.note(f"{what}; press again to stop at once")
 
         previous = {}
         try:

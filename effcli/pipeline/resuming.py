@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from effcli.engines.session import Evaluation, Update
 from effcli.errors import UsageError
 from effcli.flags import field_label
 from effcli.pipeline.resolve import changed_fields
+from effcli.run_folder import is_complete
 
 if TYPE_CHECKING:
     from effcli.engines.session import TrainingSession
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 class Start:
     """What a run starts from: a checkpoint and what was known when it was written, or nothing.
 
-    `origin` is where the windows of the run's size begin, `notes` are what should be said about it.
+    `origin` is where the windows of the run's size begin, `first_window` the rows of its very first one, None where
+    that is still to come; `damaged` are checkpoints that were passed over, `notes` what should be said about it.
     """
 
     checkpoint: Path | None = None
@@ -33,7 +37,9 @@ class Start:
     origin: Position = START
     history: tuple[Update, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    first_window: int | None = None
     rows_fingerprint: str | None = None
+    damaged: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -50,22 +56,18 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     path, saved, damaged = found
     notes = [f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in damaged]
     _refuse_changes(prepared, saved)
-    before, position = _saved_course(saved), _saved_course(saved).position(saved.update)
-    same = (before.batch_size, before.accum) == (prepared.spec.loop.batch_size, prepared.spec.loop.accum)
-    origin = saved.origin if same else position
-    now = Course(
-        num_rows=saved.train_rows,
-        batch_size=prepared.spec.loop.batch_size,
-        accum=prepared.spec.loop.accum,
-        origin=origin,
-    )
-    total = prepared.spec.loop.max_steps or now.total_updates(prepared.spec.loop.epochs)
-    if saved.update >= total and folder.model.is_dir():
+    loop = saved.spec["loop"]
+    before = Course(num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin)
+    position = before.position(saved.update)
+    origin = saved.origin if before.window == prepared.course.window else position
+    now = replace(prepared.course, origin=origin)
+    total = replace(prepared, origin=origin).total_updates
+    if saved.update >= total and is_complete(folder):
         raise UsageError(
             f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
         )
     notes.append(f"Resumed after update {saved.update} of {total}.")
-    if not same:
+    if (before.batch_size, before.accum) != (now.batch_size, now.accum):
         notes.append(_window_note(before, now, position))
     if saved.total_updates != total:
         notes.append(
@@ -77,19 +79,23 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
         origin=origin,
         history=tuple(Update(**line) for line in saved.history),
         evaluations=tuple(Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations),
+        first_window=saved.first_window,
         rows_fingerprint=saved.rows_fingerprint,
+        damaged=tuple(damaged),
         notes=tuple(notes),
     )
 
 
-def saved_state(prepared: Prepared, session: TrainingSession, rows_fingerprint: str) -> Saved:
+def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: int, rows_fingerprint: str) -> Saved:
     """Return what a checkpoint holds of a session beside tensors."""
     return Saved(
         update=session.update,
         spec=prepared.spec.model_dump(mode="json"),
         train_rows=prepared.data.train_rows,
         rows_fingerprint=rows_fingerprint,
+        config_fingerprint=_config_fingerprint(prepared),
         origin=prepared.origin,
+        first_window=first_window,
         total_updates=prepared.total_updates,
         history=[asdict(line) for line in session.history],
         evaluations=[asdict(line) for line in session.evaluations],
@@ -115,18 +121,27 @@ def _refuse_changes(prepared: Prepared, saved: Saved) -> None:
             f"--resume: the {rows:,} training rows are not those that the run was started with, in texts, labels, "
             "order or tokens; restore the data and the tokenizer, or start anew with --overwrite"
         )
+    if saved.config_fingerprint != _config_fingerprint(prepared):
+        raise UsageError(
+            f"--resume: the configuration of '{prepared.source.name}' is not the one that the run was started with; "
+            "restore it, or start anew with --overwrite"
+        )
 
 
-def _saved_course(saved: Saved) -> Course:
-    loop = saved.spec["loop"]
-    return Course(num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin)
+def _config_fingerprint(prepared: Prepared) -> str:
+    """Return the SHA-256 of the model's configuration: dropout, heads, or activation change no shape."""
+    config = prepared.source.config.to_dict()
+    fields = {name: value for name, value in config.items() if name not in ("transformers_version", "_name_or_path")}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _window_note(before: Course, now: Course, position: Position) -> str:
-    """Return what another window changes."""
+    """Return what other batches change."""
+    change = f"Batch {before.batch_size} x {before.accum} becomes {now.batch_size} x {now.accum}"
+    if before.window == now.window:
+        return f"{change}: the same {now.window:,} rows per update."
     left = now.num_rows - position.rows
-    updates = -(-left // now.window)
     return (
-        f"Batch {before.batch_size} x {before.accum} becomes {now.batch_size} x {now.accum}: the {left:,} rows left of "
-        f"epoch {position.epoch + 1} make {updates:,} updates, a whole epoch {now.updates_per_epoch:,}."
+        f"{change}: the {left:,} rows left of epoch {position.epoch + 1} make {-(-left // now.window):,} updates, "
+        f"a whole epoch {now.updates_per_epoch:,}."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -18,18 +18,18 @@ from effcli.data.fingerprint import fingerprint
 from effcli.engines.base import EvalResult, Job, Loop
 from effcli.engines.checkpoint import CheckpointStore, restore
 from effcli.engines.clipping import PercentileClipping, clipping_notes
+from effcli.engines.compiling import compiled
 from effcli.engines.evaluate import evaluate
-from effcli.engines.session import Evaluation, TrainingSession
+from effcli.engines.session import TrainingSession
 from effcli.engines.surroundings import as_asked
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, WriteError
 from effcli.files import write_folder, write_text
 from effcli.masking import masked
-from effcli.measure.nvml import read_nvml
-from effcli.measure.optimizer_size import OptimizerSize, inspect_optimizer, state_notes
-from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
+from effcli.measure.optimizer_size import inspect_optimizer, state_notes
+from effcli.measure.peak import StepProbe, reset_cuda_peak
 from effcli.measure.precision import WeightChanges, precision_notes
-from effcli.measure.record import EvalFacts, Measured, OutOfMemoryFacts, RunRecord, UpdateFacts
+from effcli.measure.record import OutOfMemoryFacts, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.measure.whereabouts import Whereabouts
 from effcli.models.lora import save_model
@@ -44,6 +44,7 @@ from effcli.pipeline.guards import (
     refuse_weights_that_are_not_finite,
     without_cache,
 )
+from effcli.pipeline.measured import eval_facts, measured
 from effcli.pipeline.out_of_memory import facts_of
 from effcli.pipeline.prepare import Prepared
 from effcli.pipeline.resuming import Start, saved_state
@@ -78,7 +79,7 @@ class Run:
         self._meter = ThroughputMeter(model, time.perf_counter)
         self._whereabouts = Whereabouts(model, self._optimizer)
         self._weight_changes = WeightChanges(model, self._optimizer)
-        self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep)
+        self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep, damaged=start.damaged)
         self._window_loss = WindowLoss(prepared.problem.objective)
         self._loop = Loop(
             device=prepared.device,
@@ -93,6 +94,7 @@ class Run:
         self._clipping.remember(start.history)
         self._start = start
         self._rows_fingerprint = start.rows_fingerprint
+        self._first_window = start.first_window or self._loop.course.window
 
     def execute(self, stop_after_updates: int | None) -> RunRecord:
         """Run the engine to its end and return the saved record; see `train` for what it raises."""
@@ -114,6 +116,7 @@ class Run:
             start_clock=self._meter.start,
             stop_after=stop_after_updates,
             update=self._start.update,
+            saved_update=self._start.update if self._start.checkpoint else None,
             history=list(self._start.history),
             evaluations=list(self._start.evaluations),
         )
@@ -129,21 +132,27 @@ class Run:
                 seed=spec.loop.seed,
                 num_workers=spec.loop.num_workers,
                 decoder_inputs=self._decoder_inputs,
-                num_longest_first=self._loop.course.window if spec.loop.longest_first else 0,
+                num_longest_first=self._first_window if spec.loop.longest_first else 0,
             ),
             window_loss=self._window_loss,
             loop=self._loop,
             start_update=self._start.update,
             observer=session,
         )
-        engine = import_module(f"effcli.engines.{spec.loop.engine}")
+        with session.stopping_on_signals():
+            return self._drive(job, session)
+
+    def _drive(self, job: Job, session: TrainingSession) -> RunRecord:
+        """Run the engine, save the model, and return the record after writing it."""
+        prepared = self._prepared
+        engine = import_module(f"effcli.engines.{prepared.spec.loop.engine}")
         reset_cuda_peak(prepared.device)
         try:
             with (
                 explained_write_failure(self._store),
-                session.stopping_on_signals(),
                 without_cache(self._model),
                 as_asked(prepared.device),
+                compiled(self._model) if prepared.spec.loop.compile else nullcontext(),
                 explained_failure(session),
                 explained_out_of_memory(lambda error: self._out_of_memory(session, error)),
             ):
@@ -209,7 +218,12 @@ class Run:
     def _save_checkpoint(self, session: TrainingSession) -> None:
         refuse_weights_that_are_not_finite(self._model)
         self._rows_fingerprint = self._rows_fingerprint or fingerprint(self._prepared.data.train)
-        saved = saved_state(self._prepared, session, self._rows_fingerprint)
+        saved = saved_state(
+            self._prepared,
+            session,
+            first_window=self._first_window,
+            rows_fingerprint=self._rows_fingerprint,
+        )
         self._store.save(
             saved,
             model=self._model,
@@ -244,13 +258,21 @@ class Run:
         size = inspect_optimizer(self._optimizer)
         predicted_bytes = self._record.optimizer.state_bytes if updates else 0
         unused = state_notes(size, without_gradient=self._probe.without_gradient, predicted_bytes=predicted_bytes)
-        measured = self._measured(size, session) if updates else None
-        notes = (*unused, *clipping_notes(self._loop, session.history), *precision_notes(measured))
+        facts = None
+        if updates:
+            facts = measured(
+                session,
+                device=self._prepared.device,
+                size=size,
+                probe=self._probe,
+                weight_changes=self._weight_changes,
+            )
+        notes = (*unused, *clipping_notes(self._loop, session.history), *precision_notes(facts))
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),
-                "eval": tuple(_eval_facts(line) for line in session.evaluations),
-                "measured": measured,
+                "eval": tuple(eval_facts(line) for line in session.evaluations),
+                "measured": facts,
                 "throughput": self._meter.result(updates) if updates else None,
                 "notes": (*self._record.notes, *notes),
                 "status": status,
@@ -261,31 +283,3 @@ class Run:
         for note in notes:
             self._progress.note(note)
         return record
-
-    def _measured(self, size: OptimizerSize, session: TrainingSession) -> Measured:
-        device = self._prepared.device
-        return Measured(
-            weights_bytes=self._probe.weights_bytes,
-            gradients_bytes=self._probe.gradients_bytes,
-            optimizer_state_bytes=size.state_bytes,
-            optimizer_state_elements=size.state_elements,
-            tensors=size.tensors,
-            parameters_without_state=size.without_state,
-            peak_allocated_bytes=cuda_peak_allocated_bytes(device),
-            peak_rss_bytes=peak_rss_bytes(),
-            nvml=read_nvml(device),
-            skipped_updates=sum(line.skipped for line in session.history),
-            weight_changes=self._weight_changes.result(),
-        )
-
-
-def _eval_facts(evaluation: Evaluation) -> EvalFacts:
-    result = evaluation.result
-    return EvalFacts(
-        epoch=evaluation.epoch,
-        update=evaluation.update,
-        eval_loss=result.loss,
-        eval_accuracy=result.accuracy,
-        eval_f1=result.f1,
-        eval_perplexity=result.perplexity,
-    )

@@ -1,0 +1,54 @@
+"""What a run that has ended says about itself: the parts of a record that exist only then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from effcli.measure.nvml import read_nvml
+from effcli.measure.peak import cuda_peak_allocated_bytes, peak_rss_bytes
+from effcli.measure.record import EvalFacts, Measured
+
+if TYPE_CHECKING:
+    import torch
+
+    from effcli.engines.session import Evaluation, TrainingSession
+    from effcli.measure.optimizer_size import OptimizerSize
+    from effcli.measure.peak import StepProbe
+    from effcli.measure.precision import WeightChanges
+
+
+def measured(
+    session: TrainingSession,
+    *,
+    device: torch.device,
+    size: OptimizerSize,
+    probe: StepProbe,
+    weight_changes: WeightChanges,
+) -> Measured:
+    """Return the bytes, elements and counts of a run, read now."""
+    return Measured(
+        weights_bytes=probe.weights_bytes,
+        gradients_bytes=probe.gradients_bytes,
+        optimizer_state_bytes=size.state_bytes,
+        optimizer_state_elements=size.state_elements,
+        tensors=size.tensors,
+        parameters_without_state=size.without_state,
+        peak_allocated_bytes=cuda_peak_allocated_bytes(device),
+        peak_rss_bytes=peak_rss_bytes(),
+        nvml=read_nvml(device),
+        skipped_updates=sum(line.skipped for line in session.history),
+        weight_changes=weight_changes.result(),
+    )
+
+
+def eval_facts(evaluation: Evaluation) -> EvalFacts:
+    """Return an evaluation as the record has it."""
+    result = evaluation.result
+    return EvalFacts(
+        epoch=evaluation.epoch,
+        update=evaluation.update,
+        eval_loss=result.loss,
+        eval_accuracy=result.accuracy,
+        eval_f1=result.f1,
+        eval_perplexity=result.perplexity,
+    )
