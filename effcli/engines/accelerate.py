@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 from effcli.engines.base import Job, UpdateResult
+from effcli.engines.precision import check_scaler
 from effcli.engines.window import window_items, windows
 
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "bf16-pure": "no"}
@@ -25,6 +26,7 @@ def run(job: Job) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accelerator = Accelerator(mixed_precision=MIXED_PRECISION[loop.precision], cpu=loop.device.type == "cpu")
+    check_scaler(loop, accelerator.scaler)
     model, optimizer, loader = accelerator.prepare(job.model, job.optimizer, job.loader)
     update = job.start_update
     job.observer.train_begin(accelerator.scaler)
