@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from effcli.data.guess import LABEL_NAMES, guess_text_columns, text_like_columns
 from effcli.data.labels import LabelMap, check_labels, distinct
 from effcli.data.learn_labels import learn_labels
-from effcli.data.places import data_columns
+from effcli.data.numerals import parse_number
+from effcli.data.places import LINE_COLUMN, data_columns
 from effcli.data.source_target import holds_classes, source_and_target
 from effcli.errors import DataError, nearest
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from effcli.data.source import RawTables
     from effcli.spec import RunSpec, Task
 
+SEPARATED = re.compile(r"\w+([^\w.-]\w+)+")
+"""A header that was read as one name, and may be several with a separator that was not recognised."""
 Objective = Literal["classification", "regression", "causal-lm", "seq2seq"]
 ProblemType = Literal["single_label_classification", "regression"]
 
@@ -161,9 +166,12 @@ def _no_label_column(raw: RawTables, spec: RunSpec) -> DataError:
     found = data_columns(raw.whole_train)
     text = spec.data.text_columns or guess_text_columns(raw, found, None, pairs=True) or ()
     candidate = next((name for name in reversed(found) if name not in text), "NAME")
-    return DataError(
-        f"no 'label' column in '{raw.train_name}'; found: {', '.join(found)}; use --label-column {candidate}"
-    )
+    way_out = f"use --label-column {shlex.quote(candidate)}"
+    if len(found) == 1 and LINE_COLUMN in raw.whole_train.column_names and SEPARATED.fullmatch(found[0]):
+        way_out = "if this is more than one, name their separator by --delimiter"
+    elif any(parse_number(name) is not None for name in found):
+        way_out = f"the first line must hold the names of the columns; if it does, {way_out}"
+    return DataError(f"no 'label' column in '{raw.train_name}'; found: {', '.join(found)}; {way_out}")
 
 
 def _label_column(raw: RawTables, spec: RunSpec) -> str | None:
@@ -190,7 +198,7 @@ def _text_columns(
     if guessed is None:
         others = [name for name in text_like_columns(raw, found) if name != label] or list(found)
         raise DataError(
-            f"no 'text' column in '{raw.train_name}'; found: {', '.join(found)}; use --text-column {others[0]}"
+            f"no 'text' column in '{raw.train_name}'; found: {', '.join(found)}; use --text-column {shlex.quote(others[0])}"
         )
     named = " and ".join(f"'{name}'" for name in guessed)
     return guessed, (f"Text is read from column {named}." if len(guessed) == 1 else f"Text is read from {named}.",)
@@ -220,5 +228,7 @@ def _check_columns(raw: RawTables, problem: Problem) -> None:
 
 def _require(column: str, found: tuple[str, ...], name: str, flag: str) -> None:
     if column not in found:
-        hint = nearest(column, found) or f" Use {flag} with one of these."
+        in_other_case = next((name for name in found if name.casefold() == column.casefold()), None)
+        hint = f" Did you mean '{in_other_case}'?" if in_other_case else nearest(column, found)
+        hint = hint or f" Use {flag} with one of these."
         raise DataError(f"no '{column}' column in '{name}'; found: {', '.join(found)}.{hint}")

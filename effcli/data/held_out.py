@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from effcli.errors import DataError
 
@@ -33,7 +34,7 @@ def hold_out(rows: Dataset, fraction: float, *, seed: int, name: str) -> HeldOut
     return HeldOut(train=rows.select(np.flatnonzero(~is_kept)), eval=rows.select(np.flatnonzero(is_kept)))
 
 
-def held_out_rows(num_rows: int, fraction: float, *, seed: int) -> np.ndarray:
+def held_out_rows(num_rows: int, fraction: float, *, seed: int) -> npt.NDArray[np.bool_]:
     """Return which rows are kept for evaluation, bool of shape (num_rows,).
 
     Each row draws a number and those with the smallest are kept. The numbers are the raw stream of a bit generator,
@@ -41,6 +42,6 @@ def held_out_rows(num_rows: int, fraction: float, *, seed: int) -> np.ndarray:
     """
     draws = np.random.PCG64(np.random.SeedSequence([seed, num_rows])).random_raw(num_rows)
     num_kept = min(max(round(num_rows * fraction), 1), num_rows - 1)
-    is_kept = np.zeros(num_rows, dtype=bool)
+    is_kept: npt.NDArray[np.bool_] = np.zeros(num_rows, dtype=bool)
     is_kept[np.argsort(draws, kind="stable")[:num_kept]] = True
     return is_kept

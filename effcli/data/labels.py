@@ -18,6 +18,7 @@ Kind = Literal["text", "number", "bool", "score"]
 MAX_NUMERIC_TEXT = 20
 """Numbers written as text with more distinct values than this may be classes or scores: the user must say."""
 SHOWN_LABELS = 10
+SHOWN_CHARACTERS = 60
 ROWS_AT_ONCE = 10_000
 
 
@@ -43,7 +44,11 @@ class LabelMap:
         if label not in self.ids:
             if label == -1:
                 raise ValueError("the label is -1, which marks rows without a label, as in a test split")
-            raise ValueError(f"the label '{value}' does not occur in the training data; known: {self._known()}")
+            meant = next((name for name in self.names if name.casefold() == str(label).casefold()), None)
+            hint = f", of which '{meant}' may be meant" if meant is not None else ""
+            raise ValueError(
+                f"the label '{shown(value)}' does not occur in the training data; known: {self._known()}{hint}"
+            )
         return self.ids[label]
 
     def _normalise(self, value: Any) -> Any:
@@ -54,7 +59,7 @@ class LabelMap:
         number = to_number(value)
         if number is None:
             known = f"; known: {self._known()}" if self.names else ""
-            raise ValueError(f"the label '{value}' is not a number{known}")
+            raise ValueError(f"the label '{shown(value)}' is not a number{known}")
         return number
 
     def _known(self) -> str:
@@ -63,8 +68,14 @@ class LabelMap:
 
 def listed(values: Any) -> str:
     """Return the first labels, separated by commas."""
-    texts = [str(value) for value in values]
+    texts = [shown(value) for value in values]
     return ", ".join(texts[:SHOWN_LABELS]) + (", ..." if len(texts) > SHOWN_LABELS else "")
+
+
+def shown(value: Any) -> str:
+    """Return a label as a message shows it, long ones cut: any column may have been taken for labels."""
+    text = str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def is_missing(value: Any) -> bool:

@@ -12,8 +12,10 @@ from effcli.data.labels import (
     is_missing,
     listed,
     require_plain_labels,
+    shown,
     to_number,
 )
+from effcli.data.numerals import has_decimal_comma
 from effcli.data.places import place
 from effcli.errors import DataError
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Learnt = tuple[LabelMap, tuple[str, ...]]
+TRUTH = LabelMap(names=("false", "true"), kind="bool", ids={False: 0, True: 1})
 
 
 def learn_labels(
@@ -32,8 +35,8 @@ def learn_labels(
     this is classification, which settles numbers written as text.
 
     Raises:
-        DataError: a label is missing or -1, all rows have one class, numbers and words are mixed, or numbers
-            written as text may be classes or scores.
+        DataError: a label is missing or -1, all rows have one class, numbers and words are mixed, numbers have a
+            decimal comma, or numbers written as text may be classes or scores.
     """
     from datasets import ClassLabel
 
@@ -47,14 +50,14 @@ def learn_labels(
     if isinstance(feature, ClassLabel):
         learnt = _named(rows, column, name, values, tuple(feature.names))
     elif feature.dtype == "bool":
-        learnt = LabelMap(names=("false", "true"), kind="bool", ids={False: 0, True: 1}), ()
+        learnt = TRUTH, ()
     elif feature.dtype in {"string", "large_string"}:
         learnt = _from_text(rows, column, name, values, written_numbers, classes_asked)
     else:
         learnt = _from_numbers(rows, column, name, values)
     if learnt[0].kind != "score" and len({learnt[0].encode(v) for v in _seen(values, feature)}) < 2:
         raise DataError(
-            f"'{name}': every row has the same label '{_seen(values, feature)[0]}' in column '{column}'; "
+            f"'{name}': every row has the same label '{shown(_seen(values, feature)[0])}' in column '{column}'; "
             "classification needs at least two classes"
         )
     labels, notes = learnt
@@ -83,14 +86,19 @@ def _from_text(
     rows: Dataset, column: str, name: str, values: list[str], written_numbers: bool, classes_asked: bool
 ) -> Learnt:
     numeric = {value: number for value in values if (number := to_number(value)) is not None}
+    comma = next(filter(has_decimal_comma, values), None)
+    if comma is not None and not classes_asked and all(has_decimal_comma(v) or v in numeric for v in values):
+        raise DataError(
+            f"{place(rows, first_index(rows, column, comma), name)}: the label '{comma}' is a number with a decimal "
+            f"comma; write {comma.strip().replace(',', '.')}, or use --task classification for classes"
+        )
     if not numeric:
-        names = tuple(sorted({value.strip() for value in values}))
-        return LabelMap(names=names, kind="text", ids={label: index for index, label in enumerate(names)}), ()
+        return _from_words(column, sorted({value.strip() for value in values}))
     if len(numeric) < len(values):
         odd = next(value for value in values if value not in numeric)
         where = place(rows, first_index(rows, column, odd), name)
         raise DataError(
-            f"{where}: the label '{odd}' is not a number, but others are ({listed(numeric)}); "
+            f"{where}: the label '{shown(odd)}' is not a number, but others are ({listed(numeric)}); "
             "make all labels numbers or all words"
         )
     if written_numbers:
@@ -105,13 +113,28 @@ def _from_text(
     return _from_numbers(rows, column, name, values, may_be_scores=False)
 
 
+def _from_words(column: str, names: list[str]) -> Learnt:
+    """Words are classes in sorted order; "true" and "false" in any case are truth values."""
+    if {name.lower() for name in names} <= {"true", "false"}:
+        return TRUTH, ()
+    spelt: dict[str, list[str]] = {}
+    for name in names:
+        spelt.setdefault(name.casefold(), []).append(name)
+    alike = [listed(group) for group in spelt.values() if len(group) > 1]
+    labels = LabelMap(names=tuple(names), kind="text", ids={name: index for index, name in enumerate(names)})
+    sentence = (
+        f"Labels of column '{column}' differ in case alone, and are classes of their own: {'; '.join(alike[:3])}."
+    )
+    return labels, (sentence,) if alike else ()
+
+
 def _from_numbers(rows: Dataset, column: str, name: str, values: list[Any], *, may_be_scores: bool = True) -> Learnt:
     """Whole numbers are classes, others scores, unless scores are ruled out."""
     by_value = {value: to_number(value) for value in values}
     infinite = next((value for value, number in by_value.items() if number is None), None)
     if infinite is not None:
         where = place(rows, first_index(rows, column, infinite), name)
-        raise DataError(f"{where}: the label '{infinite}' is not a finite number; correct it or remove the row")
+        raise DataError(f"{where}: the label '{shown(infinite)}' is not a finite number; correct it or remove the row")
     numbers = sorted(number for number in set(by_value.values()) if number is not None)
     if may_be_scores and any(isinstance(number, float) for number in numbers):
         sentence = f"The labels of column '{column}' are not whole numbers, so this is a regression with 1 output."

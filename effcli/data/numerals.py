@@ -7,6 +7,7 @@ import re
 
 NUMERAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 
 
 def parse_number(text: str) -> int | float | None:
@@ -18,6 +19,11 @@ def parse_number(text: str) -> int | float | None:
     if not math.isfinite(value):  # thousands of digits too, which int() refuses
         return None
     return int(stripped) if INTEGER.fullmatch(stripped) else whole(value)
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Return whether `text` looks like a number as it is written in many languages, such as 3,5."""
+    return DECIMAL_COMMA.fullmatch(text.strip()) is not None
 
 
 def whole(value: float) -> int | float:

@@ -62,8 +62,8 @@ def tokenise(
 ) -> PreparedData:
     """Return the rows as token ids, cut to `max_length` tokens (of a pair, the longer text loses tokens first).
 
-    `watch` hears of rows that are not in the cache. Targets are cut to `max_target_length`. Rows without text are skipped, and in language modelling rows of a single
-    token, which predict nothing.
+    `watch` hears of rows that are not in the cache. Targets are cut to `max_target_length`. Rows without text are
+    skipped, and in language modelling rows of a single token, which predict nothing.
 
     Raises:
         DataError: no row is left, or `max_length` leaves no room for text beside the special tokens.
