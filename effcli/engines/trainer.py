@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from effcli.engines.base import Batch, Job, UpdateResult
+from effcli.engines.precision import check_scaler
 from effcli.engines.window import window_items
 
 
@@ -20,6 +21,7 @@ def run(job: Job) -> None:
     with tempfile.TemporaryDirectory(prefix="effcli-trainer-") as folder:
         arguments = _arguments(job, folder)
         trainer = _JobTrainer(job, arguments)
+        check_scaler(job.loop, trainer.accelerator.scaler)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(_Forward(job, trainer.accelerator))
         resume = _write_state(job, arguments, Path(folder)) if job.start_update else None
