@@ -96,7 +96,8 @@ class Collator:
         elif self.objective == "seq2seq":
             assert self.decoder_inputs is not None
             batch["labels"] = _padded(rows, "labels", IGNORED, "right")
-            batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"])
+            # Of a copy: FSMT's code puts the padding id in place of -100 in what it is given (transformers 5.24).
+            batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"].clone())
         else:
             dtype = torch.float32 if self.objective == "regression" else torch.int64
             batch["labels"] = torch.tensor([row["labels"] for row in rows], dtype=dtype)

@@ -13,7 +13,6 @@ from effcli.pipeline.out_of_memory import RunOutOfMemoryError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
     from effcli.engines.checkpoint import CheckpointStore
     from effcli.engines.session import TrainingSession
@@ -23,19 +22,6 @@ if TYPE_CHECKING:
 _WORKER = "DataLoader worker"
 _NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Words of torch's errors that are no `OutOfMemoryError`: of its CPU allocator, of CUDA itself, of cuBLAS (2.13)."""
-
-
-@contextmanager
-def without_cache(model: PreTrainedModel) -> Iterator[None]:
-    """Keep decoders from returning keys and values, which training never reads but which stay in memory."""
-    had = getattr(model.config, "use_cache", None)
-    if had is not None:
-        model.config.use_cache = False
-    try:
-        yield
-    finally:
-        if had is not None:
-            model.config.use_cache = had
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from effcli.measure.precision import WeightChanges, precision_notes
 from effcli.measure.record import OutOfMemoryFacts, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.measure.whereabouts import Whereabouts
+from effcli.models.cache import without_cache
 from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import evaluation_weights
@@ -42,7 +43,6 @@ from effcli.pipeline.guards import (
     explained_out_of_memory,
     explained_write_failure,
     refuse_weights_that_are_not_finite,
-    without_cache,
 )
 from effcli.pipeline.measured import eval_facts, measured
 from effcli.pipeline.out_of_memory import facts_of

@@ -9,6 +9,7 @@ from effcli.devices import weights_dtype
 from effcli.memory.allocator import PlainAllocator
 from effcli.memory.caching_allocator import CachingAllocator
 from effcli.models.build import recompute_activations
+from effcli.models.cache import leave_out_cache
 from effcli.models.known import KnownModel
 from effcli.models.lora import plain_model
 from effcli.models.shapes import changed_model
@@ -69,8 +70,7 @@ def prepared_run(prepared: Prepared) -> tuple[Subject, Hyper]:
 
 def _without_cache(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model, which is not to return keys and values: the engines never let it."""
-    if getattr(model.config, "use_cache", None) is not None:
-        model.config.use_cache = False
+    leave_out_cache(model)
     return model
 
 
