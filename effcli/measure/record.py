@@ -155,11 +155,11 @@ class Attempt(Fact):
 class OutOfMemoryFacts(Fact):
     """One time that memory ran out: where, what was planned there, what was measured by then, and what would fit.
 
-    `doing` is loading, forward, backward, step or evaluation; `update` the one that was being made, or was evaluated;
-    `rows` and `tokens` the shape of the batch, None where none was in the model. `planned` is the phase of the plan's
-    peak at that shape, None where nothing is planned. `changes` and `largest_batch_size` are held against
-    `budget_bytes`. `available_bytes` are those of the device after the failure. `tried_next` are the sizes that the run
-    began again with.
+    `doing` is loading, forward, backward, step or evaluation; `update` the one that was being made or was evaluated, 0
+    before the first; `rows` and `tokens` the shape of the batch, None where none was in the model. `planned` is the
+    phase of the plan's peak at that shape, None where nothing is planned. `changes` and `largest_batch_size` are held
+    against `budget_bytes`. `available_bytes` are those of the device after the failure. `tried_next` are the sizes that
+    the run began again with.
     """
 
     device: str

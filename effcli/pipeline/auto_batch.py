@@ -24,8 +24,6 @@ def smaller(sizes: Attempt, *, doing: str, train_rows: int, eval_rows: int) -> A
     so 6 x 1 becomes 3 x 2, then 2 x 3, then 1 x 6. An evaluation that ran out has its own batch halved, which changes
     no result; otherwise the evaluation's batch is no larger than the micro-batch.
     """
-    if doing == "loading":
-        return None
     if doing == "evaluation":
         rows = min(sizes.eval_batch, eval_rows)
         return sizes.model_copy(update={"eval_batch": (rows + 1) // 2}) if rows > 1 else None

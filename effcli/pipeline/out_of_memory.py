@@ -33,22 +33,30 @@ class RunOutOfMemoryError(OutOfMemoryError):
         self.facts = facts
 
 
-def facts_of(
-    prepared: Prepared, error: str, *, update: int, whereabouts: Whereabouts | None = None
-) -> OutOfMemoryFacts:
-    """Return where memory ran out and what was measured by then; `update` is the one that was being made.
+def facts_of(prepared: Prepared, error: str, *, update: int, whereabouts: Whereabouts) -> OutOfMemoryFacts:
+    """Return where memory ran out and what was measured by then; `update` is the one that was being made."""
+    doing = whereabouts.doing
+    shape = {"rows": whereabouts.rows, "tokens": whereabouts.tokens}
+    return _facts(prepared, error).model_copy(
+        update={"doing": doing, "update": update - 1 if doing == "evaluation" else update, **shape}
+    )
 
-    Without `whereabouts` the model was being loaded.
-    """
+
+def loading_facts(prepared: Prepared, error: str, plan: MemoryPlan | None) -> OutOfMemoryFacts:
+    """Return that memory ran out while the model was loaded, and what its weights take by the plan of the run."""
+    alone = f"the weights alone take {format_bytes(plan.phases['forward'].weights_bytes)}; " if plan else ""
+    return _facts(prepared, error).model_copy(update={"advice": f"{alone}use {_ELSEWHERE}"})
+
+
+def _facts(prepared: Prepared, error: str) -> OutOfMemoryFacts:
     device: torch.device = prepared.device
-    evaluating = whereabouts is not None and whereabouts.doing == "evaluation"
     return OutOfMemoryFacts(
         device=str(device),
-        doing=whereabouts.doing if whereabouts else "loading",
-        update=update - 1 if evaluating else update,
+        doing="loading",
+        update=0,
         sizes=sizes_of(prepared.spec.loop),
-        rows=whereabouts.rows if whereabouts else None,
-        tokens=whereabouts.tokens if whereabouts else None,
+        rows=None,
+        tokens=None,
         peak_allocated_bytes=cuda_peak_allocated_bytes(device),
         peak_reserved_bytes=cuda_peak_reserved_bytes(device),
         peak_rss_bytes=peak_rss_bytes(),
@@ -64,26 +72,24 @@ def going_on(facts: OutOfMemoryFacts, sizes: Attempt) -> OutOfMemoryFacts:
 
 def explained(facts: OutOfMemoryFacts, prepared: Prepared, limits: Limits) -> OutOfMemoryFacts:
     """Return the facts with what was planned at the failing shape and the cheapest change that would fit."""
-    try:
-        plan = failure_plan(prepared, limits, rows=facts.rows, tokens=facts.tokens)
-    except (TraceError, RuntimeError, MemoryError):  # the original error matters more than why it is not explained
-        return facts.model_copy(
-            update={"advice": f"use a smaller --batch-size, --gradient-checkpointing, {_ELSEWHERE}"}
-        )
-    found = {
-        "budget_bytes": plan.whole.budget_bytes,
-        "changes": (*plan.whole.changes, *plan.combined),
-        "largest_batch_size": plan.whole.largest_batch_size,
-    }
-    if facts.doing == "loading":
-        weights = format_bytes(plan.there.phases["forward"].weights_bytes)
-        return facts.model_copy(update={"advice": f"the weights alone take {weights}; use {_ELSEWHERE}"})
     if facts.doing == "evaluation":
         return facts.model_copy(update={"advice": _evaluation_advice(facts)})
-    planned = _at_peak(plan.there)
-    advice = _training_advice(facts, plan)
+    try:
+        plan = failure_plan(
+            prepared, limits, rows=facts.rows, tokens=facts.tokens, doing=facts.doing, first=facts.update == 1
+        )
+    except (TraceError, RuntimeError, MemoryError):  # the original error matters more than why it is not explained
+        advice = f"use a smaller --batch-size, --gradient-checkpointing, {_ELSEWHERE}"
+        return facts.model_copy(update={"advice": advice})
     return facts.model_copy(
-        update={**found, "planned": planned, "planned_phase": plan.there.peak_phase, "advice": advice}
+        update={
+            "planned": _at_peak(plan.there),
+            "planned_phase": plan.there.peak_phase,
+            "budget_bytes": plan.whole.budget_bytes,
+            "changes": (*plan.whole.changes, *plan.combined),
+            "largest_batch_size": plan.whole.largest_batch_size,
+            "advice": training_advice(facts, plan),
+        }
     )
 
 
@@ -92,7 +98,7 @@ def _at_peak(plan: MemoryPlan) -> PhaseBytes:
     return phases[plan.peak_phase or ""]
 
 
-def _training_advice(facts: OutOfMemoryFacts, plan: FailurePlan) -> str:
+def training_advice(facts: OutOfMemoryFacts, plan: FailurePlan) -> str:
     """Return the cheapest change that fits: one alone, several at once, or that there is none."""
     sizes, whole = facts.sizes, plan.whole
     alone = fitting_changes(whole, batch_size=sizes.micro, accum=sizes.accum)

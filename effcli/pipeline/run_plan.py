@@ -62,11 +62,14 @@ def run_plan(prepared: Prepared, limits: Limits, progress: Progress) -> MemoryPl
         return None
 
 
-def failure_plan(prepared: Prepared, limits: Limits, *, rows: int | None, tokens: int | None) -> FailurePlan:
+def failure_plan(
+    prepared: Prepared, limits: Limits, *, rows: int | None, tokens: int | None, doing: str, first: bool
+) -> FailurePlan:
     """Return the plan of a run that ran out of memory with a batch of this shape (None: with its longest).
 
-    `limits` are those from before the run. The device gave less than the shape was to take, whatever was free before:
-    changes count as fitting only where they need a tenth less than that.
+    `limits` are those from before the run, `doing` is what failed, in the run's first update or in a later one. The
+    device gave less than that was to take, whatever was free before: changes count as fitting only where they need a
+    tenth less.
 
     Raises:
         TraceError: the model's code cannot be traced.
@@ -74,12 +77,18 @@ def failure_plan(prepared: Prepared, limits: Limits, *, rows: int | None, tokens
     predictor, settings, choice = _question(prepared)
     shape = settings if rows is None or tokens is None else replace(settings, batch_size=rows, max_length=tokens)
     there = plan_memory(predictor, replace(shape, padded=shape.padded and shape.batch_size > 1), choice, limits)
-    less_bytes = int((1 - SPARE) * (there.device_total_bytes or 0))
+    less_bytes = int((1 - SPARE) * _need_bytes(there, limits, doing=doing, first=first))
     budget_bytes = less_bytes if limits.budget_bytes is None else min(limits.budget_bytes, less_bytes)
     limits = replace(limits, budget_bytes=budget_bytes)
     whole = with_changes(plan_memory(predictor, settings, choice, limits), predictor, settings, choice)
     whole = with_largest_batch(whole, predictor, settings, choice, limits)
     return FailurePlan(there=there, whole=whole, combined=tuple(combined_changes(whole, predictor, settings, choice)))
+
+
+def _need_bytes(plan: MemoryPlan, limits: Limits, *, doing: str, first: bool) -> int:
+    """Return what a part of an update takes of the device, at most what the whole update takes."""
+    whole, phase = plan.device_total_bytes or 0, (plan.first_phases if first else plan.phases).get(doing)
+    return min(whole, phase.total_bytes + limits.context_bytes) if phase and phase.total_bytes else whole
 
 
 def _question(prepared: Prepared) -> tuple[Predictor, Settings, Choice]:

@@ -13,7 +13,7 @@ from effcli.pipeline.auto_batch import smaller, with_sizes
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.guards import explained_out_of_memory, free_memory
-from effcli.pipeline.out_of_memory import RunOutOfMemoryError, explained, facts_of, going_on, where
+from effcli.pipeline.out_of_memory import RunOutOfMemoryError, explained, going_on, loading_facts, where
 from effcli.pipeline.planning import Limits
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resuming import Start, find_start
@@ -103,7 +103,7 @@ def _run(
     prepared, start = attempt.prepared, attempt.start
     out = str(prepared.spec.output.out)
     planned = run_plan(prepared, attempt.limits, progress)
-    with explained_out_of_memory(lambda error: attempt.explain(facts_of(prepared, error, update=start.update + 1))):
+    with explained_out_of_memory(lambda error: loading_facts(prepared, error, planned)):
         built = build(prepared, meta=False)
     if start.checkpoint:  # the weights come from the checkpoint, whatever they were made of at first
         built = replace(built, weight_notes=())

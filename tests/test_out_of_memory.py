@@ -1,0 +1,174 @@
+"""Memory that runs out is explained: where, what was planned there, what was measured, and what would fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from effcli.measure.record import Change
+from tests.commands import effcli
+from tests.full_memory import CPU_ALLOCATOR, CUDA_ALLOCATOR, no_memory_above, no_memory_in
+
+PARTS = ("weights_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes", "temporaries_bytes")
+
+
+@pytest.fixture
+def run(distilbert: Path, tmp_path: Path) -> tuple[object, ...]:
+    """Return a run of 128 rows of 50 tokens, evaluated: with 64 at once activations are most of what it takes."""
+    data = tmp_path / "long.csv"
+    data.write_text("text,label\n" + "".join(f"{'word ' * 48},{index % 2}\n" for index in range(128)))
+    return ("train", distilbert, "--data", data, "--eval-data", data, "--epochs", 1, "--out", tmp_path / "run")
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "said"),
+    [
+        ("pytorch", torch.OutOfMemoryError, CUDA_ALLOCATOR),
+        ("accelerate", RuntimeError, CPU_ALLOCATOR),
+        ("trainer", MemoryError, "no more"),
+    ],
+)
+def test_the_plan_at_the_failing_shape_and_a_change_that_fits_are_said(
+    engine: str,
+    kind: type[Exception],
+    said: str,
+    run: tuple[object, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_memory_above(monkeypatch, 2, lambda: kind(said))
+    failed = effcli(*run, "--batch-size", 64, "--engine", engine)
+    assert failed.code == 5
+    assert failed.error.startswith("out of memory on cpu in the forward pass of update 1 with 64 rows of 50 tokens")
+    assert failed.error.endswith(f"The allocator said: {said}")
+    record = record_in(tmp_path / "run")
+    assert (record["status"], record["failure"]) == ("failed", failed.error)
+    (facts,) = record["out_of_memory"]
+    assert (facts["rows"], facts["tokens"], facts["doing"], facts["update"]) == (64, 50, "forward", 1)
+    assert sum(facts["planned"][part] for part in PARTS) == facts["planned"]["total_bytes"]
+    assert facts["planned"]["weights_bytes"] == record["model"]["weights_bytes"]
+    assert facts["peak_rss_bytes"] > 2**26
+    assert facts["available_bytes"] > 0
+    assert not (tmp_path / "run" / "model").exists()
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_the_change_that_is_said_needs_less_than_the_shape_that_failed(
+    run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_above(monkeypatch, 2)
+    failed = effcli(*run, "--batch-size", 64)
+    (facts,) = record_in(tmp_path / "run")["out_of_memory"]
+    flags = failed.error.partition("cheapest change that should fit is ")[2].split()
+    micro, accum = int(flags[1]), int(flags[3])
+    assert micro * accum == 64
+    planned = effcli(*run[:-2], "--batch-size", micro, "--accum", accum, "--out", tmp_path / "b", "--dry-run", "--json")
+    need = planned.record["optimizer"]["plan"]["device_total_bytes"]
+    assert need <= facts["budget_bytes"] < facts["planned"]["total_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        ("backward", "in the backward pass of update 1 with 64 rows of 50 tokens"),
+        ("step", "in the optimizer's step of update 1 with 64 rows of 50 tokens"),
+        ("evaluation", "in the evaluation after update 2 with 64 rows of 50 tokens"),
+    ],
+)
+def test_the_part_of_the_update_is_named(
+    moment: str, said: str, run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_in(monkeypatch, moment)
+    failed = effcli(*run, "--batch-size", 64)
+    assert failed.code == 5
+    assert f"out of memory on cpu {said}" in failed.error
+    if moment == "evaluation":
+        assert "Use --eval-batch-size 32." in failed.error
+        assert record_in(tmp_path / "run")["out_of_memory"][0]["planned"] is None
+    else:
+        assert "Planned there: " in failed.error
+
+
+def test_an_evaluation_larger_than_the_training_is_told_to_take_as_many_rows(
+    run: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_in(monkeypatch, "evaluation")
+    failed = effcli(*run, "--batch-size", 2, "--eval-batch-size", 12)
+    assert failed.code == 5
+    assert "with 12 rows of 50 tokens" in failed.error
+    assert "Use --eval-batch-size 2, as many rows as the training takes at once" in failed.error
+
+
+def test_memory_that_runs_out_while_the_model_is_loaded_touches_no_folder(
+    run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_in(monkeypatch, "loading")
+    failed = effcli(*run)
+    assert failed.code == 5
+    assert "out of memory on cpu while the model was loaded" in failed.error
+    assert "The weights alone take 544.76 KiB" in failed.error
+    assert not (tmp_path / "run").exists()
+
+
+def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_where_all_are_not() -> None:
+    from effcli.measure.record import Attempt, OutOfMemoryFacts
+    from effcli.memory.plan import MemoryPlan
+    from effcli.pipeline.out_of_memory import training_advice
+    from effcli.pipeline.run_plan import FailurePlan
+
+    def change(flags: str, peak: int) -> Change:
+        return Change(name="", flags=flags, peak_allocated_bytes=peak, saved_bytes=1000 - peak, peak_phase="step")
+
+    facts = OutOfMemoryFacts(
+        device="cuda:0", doing="backward", update=1, sizes=Attempt(micro=1, accum=1, eval_batch=1), rows=1, tokens=8,
+        peak_allocated_bytes=900, peak_reserved_bytes=900, peak_rss_bytes=1, available_bytes=0, error="",
+    )  # fmt: skip
+    alone, together = change("--gradient-checkpointing", 800), change("--gradient-checkpointing --optim x8bit", 500)
+
+    def advice(budget: int) -> str:
+        plan = MemoryPlan(
+            phases={}, basis={}, peak_allocated_bytes=1000, device_total_bytes=1000, budget_bytes=budget,
+            largest_batch_size=0, changes=(alone,),
+        )  # fmt: skip
+        return training_advice(facts, FailurePlan(there=plan, whole=plan, combined=(together,)))
+
+    assert advice(900) == "the cheapest change that should fit is --gradient-checkpointing"
+    assert advice(600) == (
+        "no single change would be enough; together these should fit: --gradient-checkpointing --optim x8bit"
+    )
+    assert advice(400).startswith(
+        "no change of batch or optimizer fits, even --gradient-checkpointing --optim x8bit takes 500 B; use a shorter"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+def test_an_address_space_that_is_really_full_is_explained(distilbert: Path, tmp_path: Path) -> None:
+    data = tmp_path / "long.csv"
+    data.write_text("text,label\n" + "".join(f"{'word ' * 60},{index % 2}\n" for index in range(4096)))
+    code = (
+        "import resource, sys, transformers, torch, accelerate, datasets; from effcli.__main__ import main\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 1_500_000_000,) * 2)\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", distilbert, "--data", data, "--batch-size", "4096", "--max-steps", "1",
+         "--out", tmp_path / "run"],
+        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "This will not fit" in done.stderr
+    assert "can't allocate memory" in done.stderr.splitlines()[-1]
+    assert "cheapest change that should fit is --batch-size " in done.stderr.splitlines()[-1]
