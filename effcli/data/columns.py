@@ -197,9 +197,8 @@ def _text_columns(
     guessed = guess_text_columns(raw, found, label, pairs=pairs)
     if guessed is None:
         others = [name for name in text_like_columns(raw, found) if name != label] or list(found)
-        raise DataError(
-            f"no 'text' column in '{raw.train_name}'; found: {', '.join(found)}; use --text-column {shlex.quote(others[0])}"
-        )
+        way_out = f"use --text-column {shlex.quote(others[0])}"
+        raise DataError(f"no 'text' column in '{raw.train_name}'; found: {', '.join(found)}; {way_out}")
     named = " and ".join(f"'{name}'" for name in guessed)
     return guessed, (f"Text is read from column {named}." if len(guessed) == 1 else f"Text is read from {named}.",)
 

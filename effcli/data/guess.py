@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from effcli.data.labels import TEXT_TYPES
 from effcli.data.numerals import parse_number
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def text_like_columns(raw: RawTables, found: tuple[str, ...]) -> list[str]:
     columns = []
     for name in found:
         feature = features[name]
-        if isinstance(feature, Value) and feature.dtype in {"string", "large_string"}:
+        if isinstance(feature, Value) and feature.dtype in TEXT_TYPES:
             cells = [cell for cell in itertools.islice(raw.whole_train[name], LOOKED_AT_ROWS) if cell]
             if name.lower() not in IDENTIFIERS and any(parse_number(cell) is None for cell in cells):
                 columns.append(name)

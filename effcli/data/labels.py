@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from effcli.data.numerals import parse_number, whole
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 Kind = Literal["text", "number", "bool", "score"]
 MAX_NUMERIC_TEXT = 20
 """Numbers written as text with more distinct values than this may be classes or scores: the user must say."""
+TEXT_TYPES = frozenset({"string", "large_string", "string_view"})
+LABEL_TYPES = re.compile("string|large_string|string_view|bool|null|u?int\\d+|float\\d*|double|decimal.*")
+"""Types of a column, as `datasets` names them, whose values may be labels: words, truth values and numbers."""
 SHOWN_LABELS = 10
 SHOWN_CHARACTERS = 60
 ROWS_AT_ONCE = 10_000
@@ -87,7 +92,8 @@ def to_number(value: Any) -> int | float | None:
     """Return a label as a number, whole ones as int; None where it is none."""
     if isinstance(value, str):
         return parse_number(value)
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):
+        value = float(value)
         return whole(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, int) else None
 
@@ -138,12 +144,17 @@ def require_plain_labels(rows: Dataset, column: str, name: str) -> None:
     """Check that a label column holds single values.
 
     Raises:
-        DataError: it holds lists or objects.
+        DataError: it holds lists, objects, or values such as dates and bytes.
     """
     from datasets import ClassLabel, Value
 
-    if not isinstance(rows.features[column], ClassLabel | Value):
+    feature = rows.features[column]
+    if not isinstance(feature, ClassLabel | Value):
         raise DataError(f"'{name}': the label column '{column}' holds nested values; use numbers or words")
+    if not LABEL_TYPES.fullmatch(feature.dtype):
+        raise DataError(
+            f"'{name}': the label column '{column}' holds values of type {feature.dtype}; use numbers or words"
+        )
 
 
 def first_index(rows: Dataset, column: str, value: Any) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.data.labels import (
     MAX_NUMERIC_TEXT,
+    TEXT_TYPES,
     LabelMap,
     distinct,
     first_index,
@@ -51,7 +52,7 @@ def learn_labels(
         learnt = _named(rows, column, name, values, tuple(feature.names))
     elif feature.dtype == "bool":
         learnt = TRUTH, ()
-    elif feature.dtype in {"string", "large_string"}:
+    elif feature.dtype in TEXT_TYPES:
         learnt = _from_text(rows, column, name, values, written_numbers, classes_asked)
     else:
         learnt = _from_numbers(rows, column, name, values)

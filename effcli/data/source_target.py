@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from effcli.data.guess import TARGETS, guess_source_and_target, text_like_columns
-from effcli.data.labels import distinct, to_number
+from effcli.data.labels import TEXT_TYPES, distinct, to_number
 from effcli.data.places import data_columns
 from effcli.errors import DataError
 
@@ -50,7 +50,7 @@ def holds_classes(raw: RawTables, column: str) -> bool:
     from datasets import Value
 
     feature = raw.whole_train.features[column]
-    if not isinstance(feature, Value) or feature.dtype not in {"string", "large_string"}:
+    if not isinstance(feature, Value) or feature.dtype not in TEXT_TYPES:
         return True
     rows = raw.whole_train
     are_numbers = (value is None or to_number(value) is not None for value in distinct(rows, column))
