@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,14 +92,14 @@ def check_precision(precision: str, device: torch.device) -> None:
 def available_bytes(device: torch.device) -> int | None:
     """Return the bytes that the device has free now; on a CPU what the system can give this process, None if unknown.
 
-    In a Linux container the control group may allow less than the machine has.
+    In a Linux container the control group may allow less than the machine has, and `ulimit -v` less than that.
     """
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
-    amounts = [amount for amount in (_available_to_system(), _left_in_group()) if amount is not None]
-    return min(amounts, default=None)
+    amounts = (_available_to_system(), _left_in_group(), _left_of_address_space())
+    return min((amount for amount in amounts if amount is not None), default=None)
 
 
 def _available_to_system() -> int | None:
@@ -117,3 +118,13 @@ def _left_in_group() -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _left_of_address_space() -> int | None:
+    if sys.platform != "linux":
+        return None
+    import resource  # not on Windows
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - used)
