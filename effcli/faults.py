@@ -33,7 +33,6 @@ _WORDS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
     "too_long": lambda given, ctx: f"{ctx['actual_length']} values given, at most {ctx['max_length']} allowed",
     "dict_type": lambda given, ctx: f"{given} is not a set of keys with values",
     "model_type": lambda given, ctx: f"{given} is not a section of keys with values",
-    "value_error": lambda given, ctx: str(ctx["error"]),
 }
 """pydantic's error type -> words, from the value as shown and pydantic's context."""
 
@@ -53,6 +52,8 @@ def _fault(detail: Mapping[str, Any]) -> str:
         allowed = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         hint = nearest(str(detail["input"]), allowed)
         return f"{field_label(dotted)}: {given} is not one of {', '.join(allowed)}.{hint}".rstrip(".")
+    if kind == "value_error":  # raised by a validator of ours, which shows the value whole
+        return f"{field_label(dotted)}: {str(context['error']).replace(repr(detail['input']), given)}"
     words = _WORDS.get(kind)
     text = words(given, context) if words else f"{given}: {detail['msg']}"
     return f"{field_label(dotted)}: {text}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.data import csv_rows, json_rows
 from effcli.data.cache import content_key, kept
 from effcli.data.places import LINE_COLUMN
-from effcli.errors import DataError, nearest
+from effcli.errors import DataError, first_line, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -136,7 +136,7 @@ def _unchanged(path: Path) -> Iterator[None]:
         yield
         after = path.stat()
     except OSError as error:
-        raise DataError(f"cannot read '{path}': {error.strerror or error}") from error
+        raise DataError(f"cannot read '{path}': {error.strerror or first_line(error)}") from error
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise DataError(f"'{path}' changed while it was read; start again when it is complete")
 

@@ -10,6 +10,7 @@ from effcli.data.cache import quiet_datasets
 from effcli.data.files import Splits, Table, is_path_like, load_local, missing_path
 from effcli.data.held_out import hold_out
 from effcli.data.hub import load_hub
+from effcli.data.places import data_columns
 from effcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def load_tables(spec: DataSpec, *, seed: int) -> RawTables:
     for table in (train, evaluation):
         if table is not None and not len(table.rows):
             raise DataError(f"'{table.name}' has no rows; name data with at least one")
+        if table is not None and not data_columns(table.rows):
+            raise DataError(f"'{table.name}' has no columns; name data with a column of text")
     whole = train.rows
     used = whole if spec.limit_rows is None else whole.select(range(min(spec.limit_rows, len(whole))))
     if spec.eval_fraction is not None:

@@ -75,6 +75,7 @@ def _wide_encoding(path: Path) -> str:
 def _codec(encoding: str) -> str:
     try:
         "".encode(encoding)  # Unlike lookup alone, this refuses codecs that are not for text, such as base64.
+        b"\x80".decode(encoding, "replace")  # and those for single words, such as idna
         name = codecs.lookup(encoding).name
     except (LookupError, UnicodeError) as error:
         raise DataError(f"unknown encoding '{encoding}'; use for example --encoding utf-8 or latin-1") from error

@@ -50,6 +50,7 @@ def resolve_spec(
     layers += [parse_set(text) for text in sets]
     layers.append(flags)
     given = overlay(*layers)
+    build_spec(given)  # so that what follows reads values of the right kind
     return build_spec(overlay(_demonstration(given), given))
 
 
