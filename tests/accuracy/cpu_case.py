@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import get_args
 
 import torch
 import transformers
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel, get_scheduler, set_seed
 
-from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
+from effcli.data.batches import EpochBatchSampler, EpochLoader
+from effcli.data.columns import Objective
 from effcli.devices import weights_dtype
 from effcli.engines import pytorch
 from effcli.engines.base import Job, Loop
@@ -27,7 +29,7 @@ from effcli.pipeline.predicting import Choice, Predictor, Settings, Subject, Tar
 from effcli.spec import OptimSpec
 from effcli.trace.cpu import CpuKernels
 from tests.accuracy.cpu_models import ARCHITECTURES, ROWS, TOKENS
-from tests.jobs import Recorder
+from tests.jobs import Recorder, collator
 from tests.profiled import live_bytes, profiled_peak
 
 UPDATES = 2
@@ -125,9 +127,9 @@ def _model(name: str, dtype: str, *, recompute: bool, dropout: bool) -> PreTrain
 def _update_of(case: Case, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Callable[[int], None]:
     """Return the function that makes update number `n`, from 0: the engine's where it trains such a task."""
     task = ARCHITECTURES[case.model].task
-    if task not in ("classification", "causal-lm"):
+    if task not in get_args(Objective):
         return lambda number: _update_with_own_loss(case, model, optimizer)
-    num_rows = ROWS * case.accum * UPDATES
+    num_rows, ids = ROWS * case.accum * UPDATES, [5] * TOKENS
     loop = {
         "device": torch.device("cpu"),
         "precision": case.precision,
@@ -140,9 +142,9 @@ def _update_of(case: Case, model: PreTrainedModel, optimizer: torch.optim.Optimi
         "optimizer": optimizer,
         "scheduler": get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=UPDATES),
         "loader": EpochLoader(
-            [{"input_ids": [5] * TOKENS, "attention_mask": [1] * TOKENS, "labels": 1}] * num_rows,
+            [{"input_ids": ids, "attention_mask": [1] * TOKENS, "labels": ids if task == "seq2seq" else 1}] * num_rows,
             batch_sampler=EpochBatchSampler(num_rows, ROWS, 42),
-            collate_fn=Collator(0, "right", task),
+            collate_fn=collator(task, model),
         ),
         "window_loss": WindowLoss(task),
         "observer": Recorder(),
@@ -167,8 +169,5 @@ def _micro_step(case: Case, model: PreTrainedModel, batch: Mapping[str, torch.Te
 
 
 def _own_batch(case: Case, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    if ARCHITECTURES[case.model].task == "seq2seq":
-        ids = torch.full((ROWS, TOKENS), 5)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     size = model.config.image_size
     return {"pixel_values": torch.rand(ROWS, 3, size, size), "labels": torch.ones(ROWS, dtype=torch.int64)}
