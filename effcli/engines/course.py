@@ -62,7 +62,10 @@ class Course:
         return Position(update=update, epoch=epoch, rows=rows)
 
     def epochs(self, update: int) -> float:
-        """Return the epochs done after `update` updates."""
+        """Return the epochs done after `update` updates: of a whole epoch's, and of its rows in one that was cut anew."""
+        position = self.position(update)
+        if self.origin.rows and position.epoch == self.origin.epoch:
+            return position.epoch + position.rows / self.num_rows
         return (update + self.offset) / self.updates_per_epoch
 
     def ends_epoch(self, update: int) -> bool:
