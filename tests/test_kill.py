@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,7 +80,8 @@ class Killer:
         def stop(pid: int, started: float) -> None:
             since = started if not pattern else _sight_of(out, pattern, sight, lambda: is_alive(pid))
             time.sleep(max(0.0, since + at - time.monotonic()))
-            os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended before
+                os.killpg(pid, signal.SIGKILL)
 
         return stop
 

@@ -62,7 +62,7 @@ class Course:
         return Position(update=update, epoch=epoch, rows=rows)
 
     def epochs(self, update: int) -> float:
-        """Return the epochs done after `update` updates: of a whole epoch's, and of its rows in one that was cut anew."""
+        """Return the epochs done after so many updates: in an epoch that was cut anew the share of its rows."""
         position = self.position(update)
         if self.origin.rows and position.epoch == self.origin.epoch:
             return position.epoch + position.rows / self.num_rows
