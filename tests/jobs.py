@@ -25,13 +25,15 @@ ENGINES = ("pytorch", "accelerate", "trainer")
 
 @dataclass
 class Recorder:
-    """Observer that keeps what it is told, the learning rate that each step used, and the limit of its norm."""
+    """Observer that keeps what it is told, the learning rate that each step used, the limit of its norm, and the scale
+    of fp16 after each update."""
 
     seed: int = 42
     read_limit: Callable[[], float | None] = lambda: None
     results: list[UpdateResult] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     limits: list[float | None] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
     scaler: torch.amp.GradScaler | None = None
 
     def train_begin(self, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -45,6 +47,8 @@ class Recorder:
     def after_update(self, result: UpdateResult) -> None:
         self.results.append(result)
         self.limits.append(self.read_limit())
+        if self.scaler is not None:
+            self.scales.append(self.scaler.get_scale())
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Outcome:
     grad_norms: list[float]
     rates: list[float]
     limits: list[float | None]
+    skipped: list[bool]
+    scales: list[float]
     weights: dict[str, torch.Tensor]
     model: torch.nn.Module
 
@@ -132,6 +138,8 @@ def run_job(
         grad_norms=[result.grad_norm for result in recorder.results],
         rates=recorder.rates,
         limits=recorder.limits,
+        skipped=[result.skipped for result in recorder.results],
+        scales=recorder.scales,
         weights={name: value.detach().clone() for name, value in model.state_dict().items()},
         model=model,
     )
