@@ -82,6 +82,41 @@ def kept(key: str, load: Callable[[str], Dataset], *, num_rows: int | None = Non
         return load(str(folder))
 
 
+def kept_file(name: str, make: Callable[[Path], None]) -> Dataset:
+    """Return the rows of an Arrow file in the cache, which `make` writes where there is none that is whole.
+
+    It is written in a folder of its own and moved when it is whole, so that runs side by side and runs that were killed
+    leave each other alone, and a full disk is not filled by what is left of a file.
+
+    Raises:
+        WriteError: the cache folder is full or read-only.
+        Exception: whatever `make` raises; an error of ours comes as it was raised.
+    """
+    from datasets import Dataset
+
+    path = own_folder() / name
+    if _is_whole(path):
+        try:
+            return Dataset.from_file(str(path))
+        except Exception:  # see `kept`
+            pass
+    with writing_cache(), tempfile.TemporaryDirectory(dir=path.parent, prefix="writing-") as folder:
+        made = Path(folder) / name
+        make(made)
+        made.replace(path)
+        return Dataset.from_file(str(path))
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether an Arrow stream was written to its end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(END_OF_STREAM), os.SEEK_END)
+            return file.read() == END_OF_STREAM
+    except OSError:
+        return False
+
+
 @contextmanager
 def writing_cache() -> Iterator[None]:
     """Tell a cache that cannot be written from other faults, and errors of ours from those that wrap them.
@@ -103,16 +138,6 @@ def writing_cache() -> Iterator[None]:
                 ) from error
             cause = cause.__cause__ or cause.__context__
         raise
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether an Arrow stream was written to its end."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-len(END_OF_STREAM), os.SEEK_END)
-            return file.read() == END_OF_STREAM
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from effcli.data.cache import is_whole, own_folder, quiet_datasets, writing_cache
+from effcli.data.cache import kept_file, quiet_datasets
 from effcli.data.encode import TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN, as_targets, as_text, encode_batch
 from effcli.data.labels import label_reader
 from effcli.data.watch import RowWatch, unwatched
@@ -133,7 +134,6 @@ def _tokenise_split(
     read_label = label_reader(rows, label_column, problem.labels) if label_column and problem.labels else None
     with_types = "token_type_ids" in tokenizer.model_input_names
     fingerprint = _fingerprint(rows, problem, tokenizer, lengths)
-    kept = own_folder() / f"tokens-{fingerprint}.arrow"
     options = {
         "tokenizer": tokenizer,
         "text_columns": problem.text_columns,
@@ -145,24 +145,29 @@ def _tokenise_split(
         "min_length": 2 if problem.task == "causal-lm" else 1,
         "with_types": with_types,
     }
-    with quiet_datasets(), writing_cache(), watch(f"Tokenising '{name}'", len(rows)) as done:
 
-        def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-            encoded = encode_batch(batch, **options)
-            done(indices[-1] + 1)
-            return encoded
+    def make(path: Path) -> None:
+        with watch(f"Tokenising '{name}'", len(rows)) as done:
 
-        tokenised = rows.map(
-            encode,
-            with_indices=True,
-            batched=True,
-            batch_size=ROWS_AT_ONCE,
-            remove_columns=rows.column_names,
-            features=_features(problem, with_types),
-            cache_file_name=str(kept),
-            load_from_cache_file=is_whole(kept),
-            new_fingerprint=fingerprint,
-        )
+            def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+                encoded = encode_batch(batch, **options)
+                done(indices[-1] + 1)
+                return encoded
+
+            rows.map(
+                encode,
+                with_indices=True,
+                batched=True,
+                batch_size=ROWS_AT_ONCE,
+                remove_columns=rows.column_names,
+                features=_features(problem, with_types),
+                cache_file_name=str(path),
+                load_from_cache_file=False,
+                new_fingerprint=fingerprint,
+            )
+
+    with quiet_datasets():
+        tokenised = kept_file(f"tokens-{fingerprint}.arrow", make)
     if getattr(tokenizer, "is_fast", False):
         # A call with truncation leaves it switched on in the tokenizer, and so in the file saved with the model.
         tokenizer.backend_tokenizer.no_truncation()
