@@ -71,9 +71,10 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that what a kill leaves of it does not look complete."""
+    """Remove a folder so that what a kill leaves of it does not look complete; one that cannot be removed stays."""
     going = path.with_name(f"{REPLACED}{path.name}")
-    path.rename(going)
+    with contextlib.suppress(OSError):
+        path.rename(going)
     shutil.rmtree(going, ignore_errors=True)
 
 
@@ -81,12 +82,16 @@ def write_failure(error: BaseException) -> str | None:
     """Return in a few words why the system refused to write; None where the error says nothing of the kind.
 
     What is written in Rust raises errors of its own, which end in the system's number (safetensors 0.8, tokenizers
-    0.23).
+    0.23); torch's writer, in C++, one that the system's error is the context of (2.13).
     """
-    if isinstance(error, OSError):
-        return error.strerror or first_line(error)
-    found = _SYSTEM_ERROR.search(str(error))
-    return os.strerror(int(found[1])) if found else None
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link.strerror or first_line(link)
+        if found := _SYSTEM_ERROR.search(str(link)):
+            return os.strerror(int(found[1]))
+        link = link.__cause__ or link.__context__
+    return None
 
 
 def _raise_explained(error: BaseException, path: Path) -> None:

@@ -1,0 +1,202 @@
+"""A disk that is full at any moment costs what was being written, and nothing that was written before."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from effcli.engines import checkpoint
+from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointStore, Saved, restore
+from effcli.engines.course import Position
+from effcli.errors import WriteError
+from effcli.files import DRAFT, write_bytes, write_folder
+from tests.small_disks import files_of_at_most, on_a_disk_of
+
+
+class Run:
+    """A tiny model with AdamW, and its checkpoint after update 1."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(3)
+        self.folder = folder / "checkpoints"
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scheduler = get_scheduler("linear", self.optimizer, num_warmup_steps=0, num_training_steps=9)
+        self.store = CheckpointStore(self.folder, keep=1)
+        self.step()
+        self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.save(1)
+        self.step()
+
+    def step(self) -> None:
+        self.model(torch.ones(1, 3)).sum().backward()
+        self.optimizer.step()
+
+    def save(self, update: int) -> Path:
+        saved = Saved(
+            update=update, spec={}, train_rows=4, rows_fingerprint="", config_fingerprint="", origin=Position(),
+            first_window=2, total_updates=9, history=[], evaluations=[],
+        )  # fmt: skip
+        return self.store.save(saved, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+
+    def check_that_only_the_first_is_there(self) -> None:
+        """Check that nothing looks like a second checkpoint, and that the first one can be gone on from."""
+        assert [path.name for path in self.store.paths()] == ["update-00000001"]
+        found = self.store.newest_intact()
+        assert found is not None
+        assert (found[1].update, found[2]) == (1, [])
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=9)
+        restore(found[0], model=model, optimizer=optimizer, scheduler=scheduler)
+        assert all(torch.equal(value, self.first[name]) for name, value in model.state_dict().items())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every path in a folder with its bytes, none for folders."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def check_every(step: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save on disks that hold the first checkpoint and ever more of the second, `step` bytes more each time."""
+    copy = run.folder.parent / "copy"
+    shutil.copytree(run.folder, copy)
+    path = run.save(2)
+    sizes, total = {name: (path / name).stat().st_size for name in (*FILES, MANIFEST)}, size_of(path)
+    shutil.rmtree(run.folder)
+    copy.rename(run.folder)
+    first, before = contents(run.folder), size_of(run.folder / "update-00000001")
+    ends = [sum(list(sizes.values())[:count]) for count in range(len(sizes))]
+    around = {end + near for end in ends for near in (-1, 0, 1) if end + near >= 0}
+    for num_bytes in sorted({*range(0, total, step), *around, total - 1}):
+        with monkeypatch.context() as patched:
+            for owner, name in ((checkpoint, "save_model"), (torch, "save"), (Path, "write_text")):
+                write = on_a_disk_of(before + num_bytes, run.folder, getattr(owner, name))
+                patched.setattr(owner, name, write if owner is not Path else _as_method(write))
+            with pytest.raises(WriteError, match=r"could not write '.*update-00000002': File too large"):
+                run.save(2)
+        assert contents(run.folder) == first
+    run.check_that_only_the_first_is_there()
+    run.save(2)
+    assert [path.name for path in run.folder.iterdir()] == ["update-00000002"]
+
+
+def _as_method(write: Callable[..., Any]) -> Callable[..., Any]:
+    def method(path: Path, *args: Any, **kwargs: Any) -> Any:
+        return write(path, *args, **kwargs)
+
+    return method
+
+
+def test_a_disk_that_is_full_anywhere_in_a_checkpoint_leaves_the_one_before_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_every(499, run, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_disk_that_is_full_at_any_byte_of_a_checkpoint_leaves_the_one_before_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_every(1, run, monkeypatch)
+
+
+class FailingCall:
+    """Lets the n-th of one kind of system call fail, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, fails_at: int | None) -> None:
+        self.count = 0
+        call = getattr(os, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.count - 1 == fails_at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, counted)
+
+
+@pytest.mark.parametrize("name", ["open", "mkdir", "fsync", "rename"])
+def test_any_step_of_a_save_may_fail(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(run.folder, tmp_path / "copy")
+    with monkeypatch.context() as patched:
+        calls = FailingCall(patched, name, None)
+        run.save(2)
+    assert calls.count >= 1
+    for number in range(calls.count):
+        shutil.rmtree(run.folder)
+        shutil.copytree(tmp_path / "copy", run.folder)
+        with monkeypatch.context() as patched:
+            FailingCall(patched, name, number)
+            with contextlib.suppress(WriteError):
+                run.save(2)
+        names = sorted(path.name for path in run.folder.iterdir() if not path.name.startswith(DRAFT))
+        if names == ["update-00000001"]:
+            run.check_that_only_the_first_is_there()
+        else:  # the step that failed came after the name was given: what has a name is complete
+            assert set(names) <= {"update-00000001", "update-00000002"}
+            found = run.store.newest_intact()
+            assert found is not None
+            assert (found[1].update, found[2]) == (2, [])
+
+
+@pytest.mark.parametrize("name", ["rename", "fsync", "mkdir"])
+def test_a_folder_that_is_there_stays_until_its_successor_takes_its_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(text: str) -> Callable[[Path], object]:
+        return lambda folder: (folder / "weights").write_text(text)
+
+    with monkeypatch.context() as patched:
+        write_folder(tmp_path / "model", fill("old"))
+        calls = FailingCall(patched, name, None)
+        write_folder(tmp_path / "model", fill("old"))
+    seen = set()
+    for number in range(calls.count):
+        with monkeypatch.context() as patched:
+            FailingCall(patched, name, number)
+            with pytest.raises(WriteError):
+                write_folder(tmp_path / "model", fill("new"))
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        seen.add((tmp_path / "model" / "weights").read_text())
+    assert "old" in seen
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("before")
+    for num_bytes in range(100):
+        with files_of_at_most(num_bytes), pytest.raises(WriteError, match=r"record\.json': File too large"):
+            write_bytes(path, b"x" * 100)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
+        assert path.read_text() == "before"
+
+
+def test_what_is_no_failure_to_write_is_passed_on_and_leaves_nothing(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise RuntimeError("a bug in a model's own code")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        write_folder(tmp_path / "model", fill)
+    assert list(tmp_path.iterdir()) == []
