@@ -53,3 +53,9 @@ def data(tmp_path: Path) -> Path:
     from tests.commands import csv_file
 
     return csv_file(tmp_path / "d.csv")
+
+
+@pytest.fixture
+def without_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare runs that are about something else the second that tracing takes."""
+    monkeypatch.setattr("effcli.pipeline.training.run_plan", lambda *_: None)

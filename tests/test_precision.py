@@ -26,11 +26,7 @@ from tests.tiny_models import tiny_distilbert
 PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-pure": torch.bfloat16}
 CPU = torch.device("cpu")
 
-
-@pytest.fixture(autouse=True)
-def without_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare each run the second that tracing takes."""
-    monkeypatch.setattr("effcli.pipeline.training.run_plan", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("without_plan")
 
 
 @contextmanager
@@ -181,7 +177,6 @@ def test_an_engine_that_would_leave_fp16_out_says_so_instead(
     assert "computes in fp32 on cpu" in done.error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("entry", registry.entries(), ids=lambda entry: entry.name)
 def test_every_optimizer_takes_bf16_weights_and_leaves_out_what_the_scaler_skips(entry) -> None:
     hyper = {**registry.default_hyper(entry), "overrides": ()}
