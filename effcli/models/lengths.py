@@ -55,7 +55,8 @@ def _positions(config: PretrainedConfig, of_one_side: str) -> int | None:
 
     `of_one_side` is what the setting is called where encoder and decoder have one each, as in LED.
     """
-    positions = getattr(config.get_text_config(), "max_position_embeddings", getattr(config, of_one_side, None))
+    of_both = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = getattr(config, of_one_side, of_both)
     if not isinstance(positions, int) or positions < 1:
         return None
     return (
