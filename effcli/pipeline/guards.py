@@ -76,6 +76,7 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever their code raises
+        traceback.clear_frames(error.__traceback__)  # ends data workers, which would wait for their loader's end
         where = f"update {session.update + 1} failed"
         if _WORKER in str(error):
             raise TrainingFailedError(f"{where} in a {_worker_failure(error)}") from error
@@ -88,11 +89,12 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
 
 def _worker_failure(error: Exception) -> str:
     """Return which data worker failed, why, and what to try; from the words of torch's loader (torch 2.13)."""
-    first, *_, last = [line.strip() for line in str(error).strip().splitlines() if line.strip()] * 2
-    if first != last:  # raised in the worker, whose traceback follows
-        which = first.partition(_WORKER)[2].strip(" .").removeprefix("process ")
-        return f"data worker (number {which} of --num-workers), {last}; --num-workers 0 shows where"
-    said = first.partition(_WORKER)[2].strip(" .")
+    cause = error.__cause__ if _WORKER in str(error.__cause__) else error  # the signal, behind "exited unexpectedly"
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    said = lines[0].partition(_WORKER)[2].strip(" .")
+    if len(lines) > 1:  # raised in the worker, whose traceback follows
+        number = said.removeprefix("process ")
+        return f"data worker (number {number} of --num-workers), {lines[-1]}; --num-workers 0 shows where"
     if "shared memory" in said:
         return f"data worker {said}; use fewer --num-workers, or --num-workers 0, or allow more in /dev/shm"
     hint = ": the system may have run out of memory" if "Killed" in said else ""
