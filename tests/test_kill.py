@@ -25,7 +25,8 @@ from tests.jobs import ENGINES
 OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "adamw8bit-ao")
 PAIRS = [(optim, engine) for engine in ENGINES for optim in OPTIMIZERS if (optim, engine) != ("adam8bit", "pytorch")]
 KEEP = 2
-DRAFTS = ("checkpoints/.writing-update-*", "checkpoints/.writing-replaced-*", ".writing-model", ".writing-re*")
+DRAFTS = {"checkpoints/.writing-update-*": 3, ".writing-model": 1, ".writing-re*": 1}
+"""Pattern of something half written -> how often to wait for it at most."""
 
 
 @dataclass
@@ -75,7 +76,8 @@ class Killer:
         if self.rng.random() < 0.6:
             at, pattern, sight = self.rng.uniform(0, self.seconds), "", 0
         else:
-            at, pattern, sight = self.rng.uniform(0, 0.01), self.rng.choice(DRAFTS), self.rng.randint(1, 4)
+            pattern, most = self.rng.choice(list(DRAFTS.items()))
+            at, sight = self.rng.uniform(0, 0.01), self.rng.randint(1, most)
 
         def stop(pid: int, started: float) -> None:
             since = started if not pattern else _sight_of(out, pattern, sight, lambda: is_alive(pid))
