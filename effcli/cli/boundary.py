@@ -16,6 +16,9 @@ from effcli.errors import EffcliError
 from effcli.masking import masked
 from effcli.report.text import plain
 
+LONGEST = 1500
+"""Characters of an error, far more than any has unless what was given is longer still."""
+
 
 def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     """Return the exit code of `command`; whatever goes wrong is one line on stderr, without secrets.
@@ -68,7 +71,10 @@ def _fault(error: Exception, verbose: bool) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"effcli: error: {plain(masked(' '.join(text.split())))}\n")
+    text = plain(masked(" ".join(text.split())))
+    if len(text) > LONGEST:  # what was given is in the middle, what to type next at the end
+        text = f"{text[: LONGEST * 3 // 4]} ... {text[-LONGEST // 4 :]}"
+    sys.stderr.write(f"effcli: error: {text}\n")
 
 
 def _show_traceback() -> None:
