@@ -43,9 +43,10 @@ accuracy-public: .venv/.dev ## compare predicted with publicly measured GPU memo
 accuracy-gpu: .venv/.dev ## compare predicted with measured memory on this machine's CUDA device
 	$(BIN)/python -m tests.accuracy.gpu $(ARGS)
 
-bench: .venv/.dev ## say how long effcli --help and effcli estimate take
+bench: .venv/.dev ## say how long effcli --help and effcli estimate take, and how much slower updates are than in a bare loop
 	$(BIN)/python tests/bench/help_time.py
 	$(BIN)/python tests/bench/estimate_time.py
+	$(BIN)/python tests/bench/overhead.py
 
 catalogue: .venv/.dev ## write the parameter shapes of the models known offline anew
 	$(BIN)/python -m tests.catalogue.generate

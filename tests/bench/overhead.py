@@ -1,0 +1,193 @@
+"""Print how much slower an update is with effcli than in the shortest loop that does the same.
+
+The same model, rows, batches and optimizer: for the pytorch engine beside a loop written by hand, for accelerate and
+trainer beside these libraries alone. Whole runs of `effcli.pipeline.train`, with plan, probes, meters, history and
+progress, in turns with the bare loop within one process; of each run the updates after the first are timed, from one
+to the next. Wall time is what counts; time of the processor is beside it, since other work on a machine leaves it be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from effcli import pipeline
+from effcli.data.batches import train_loader
+from effcli.pipeline.build import build, build_scheduler
+from effcli.pipeline.prepare import Prepared, prepare
+from effcli.report.progress import QuietProgress
+
+PAIRS = 5
+UPDATES = 9
+"""Of each run; the first is not timed."""
+ROWS = 400
+WORDS_PER_ROW = 62
+"""64 tokens with the special ones."""
+MODEL = {"model_type": "distilbert", "vocab_size": 8000, "dim": 512, "n_layers": 6, "n_heads": 8, "hidden_dim": 2048,
+    "max_position_embeddings": 64}  # fmt: skip
+
+
+@dataclass
+class Stopwatch(QuietProgress):
+    """Reads both clocks once per update."""
+
+    readings: list[tuple[float, float]] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Take a reading."""
+        self.readings.append((time.perf_counter(), time.process_time()))
+
+    def update(self, **facts: Any) -> None:
+        """Take a reading where a run says that an update is done."""
+        self.read()
+
+    def per_update_s(self) -> tuple[float, float]:
+        """Return wall seconds and processor seconds of an update."""
+        (wall, processor), (last_wall, last_processor) = self.readings[0], self.readings[-1]
+        count = len(self.readings) - 1
+        assert count == UPDATES - 1
+        return (last_wall - wall) / count, (last_processor - processor) / count
+
+
+def with_effcli(flags: dict[str, Any], watch: Stopwatch) -> None:
+    """Make the updates with effcli."""
+    with tempfile.TemporaryDirectory() as out:
+        pipeline.train(pipeline.resolve_spec({**flags, "output": {"out": f"{out}/run"}}), progress=watch)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a bare loop is given."""
+
+    prepared: Prepared
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    loader: Any
+
+
+def parts(flags: dict[str, Any]) -> Parts:
+    """Return model, optimizer and batches as a run has them."""
+    prepared = prepare(pipeline.resolve_spec(flags), QuietProgress())
+    built = build(prepared, meta=False)
+    optimizer = AdamW(built.groups, lr=prepared.hyper["lr"])
+    batch_size = prepared.spec.loop.batch_size
+    loader = train_loader(
+        prepared.data, prepared.problem, prepared.tokenizer, batch_size=batch_size, seed=42, num_workers=0
+    )
+    return Parts(prepared, built.model.train(), optimizer, build_scheduler(prepared, optimizer), loader)
+
+
+def by_hand(flags: dict[str, Any], watch: Stopwatch) -> None:
+    """Make the updates in the shortest loop."""
+    given = parts(flags)
+    for _, batch in zip(range(UPDATES), given.loader, strict=False):
+        given.model(**batch).loss.backward()
+        clip_grad_norm_(given.model.parameters(), 1.0)
+        given.optimizer.step()
+        given.scheduler.step()
+        given.optimizer.zero_grad()
+        watch.read()
+
+
+def bare_accelerate(flags: dict[str, Any], watch: Stopwatch) -> None:
+    """Make the updates with Accelerate alone."""
+    given = parts(flags)
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, scheduler, loader = accelerator.prepare(
+        given.model, given.optimizer, given.scheduler, given.loader
+    )
+    for _, batch in zip(range(UPDATES), loader, strict=False):
+        accelerator.backward(model(**batch).loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        watch.read()
+
+
+def bare_trainer(flags: dict[str, Any], watch: Stopwatch) -> None:
+    """Make the updates with Trainer alone."""
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *arguments: Any, **kwargs: Any) -> None:
+            watch.read()
+
+    given = parts(flags)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder, max_steps=UPDATES, per_device_train_batch_size=given.prepared.spec.loop.batch_size,
+            use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(
+            model=given.model, args=arguments, train_dataset=given.prepared.data.train,
+            data_collator=given.loader.collate_fn, optimizers=(given.optimizer, given.scheduler), callbacks=[Watch()],
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+BARE: dict[str, Callable[[dict[str, Any], Stopwatch], None]] = {
+    "pytorch": by_hand,
+    "accelerate": bare_accelerate,
+    "trainer": bare_trainer,
+}
+
+
+def compare(engine: str, flags: dict[str, Any], pairs: int) -> None:
+    """Print seconds and ratios of one engine."""
+    flags = {**flags, "loop": {**flags["loop"], "engine": engine}}
+    took: dict[str, list[tuple[float, float]]] = {"bare": [], "effcli": []}
+    for _ in range(pairs):
+        for name, make in (("bare", BARE[engine]), ("effcli", with_effcli)):
+            watch = Stopwatch()
+            make(flags, watch)
+            took[name].append(watch.per_update_s())
+    for clock, name in enumerate(("wall", "processor")):
+        bare, ours = ([readings[clock] for readings in took[key]] for key in ("bare", "effcli"))
+        ratios = [one / other for one, other in zip(ours, bare, strict=True)]
+        print(
+            f"{engine:10}  {name:9}  {statistics.median(bare) * 1000:8.1f}  {statistics.median(ours) * 1000:8.1f}  "
+            f"{statistics.median(ratios):6.4f}  {' '.join(f'{ratio:.3f}' for ratio in ratios)}"
+        )
+
+
+def main() -> None:
+    """Run the comparison for every engine."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--engine", action="append", choices=list(BARE))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model, data = Path(folder) / "model", Path(folder) / "rows.csv"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(MODEL))
+        rows = [
+            f"{' '.join(f'w{(row * 7 + word) % 5000}' for word in range(WORDS_PER_ROW))},{row % 2}"
+            for row in range(400)
+        ]
+        data.write_text("\n".join(["sentence,label", *rows]) + "\n")
+        flags = {
+            "model": {"name": str(model)},
+            "data": {"train": str(data)},
+            "loop": {"batch_size": 8, "max_steps": UPDATES, "seed": 42},
+        }
+        print("engine      clock      bare, ms    effcli  ratio   of each pair")
+        for engine in options.engine or BARE:
+            compare(engine, flags, options.pairs)
+
+
+if __name__ == "__main__":
+    main()
