@@ -16,7 +16,7 @@ from effcli.errors import UsageError
 from effcli.models.cache import without_cache
 from effcli.models.lengths import longest_row, longest_target
 from effcli.models.seq2seq import check_languages, decoder_inputs, name_start_token, use_special_tokens
-from effcli.models.tasks import own_loss_notes
+from effcli.models.tasks import head_for, own_loss_notes
 
 T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 SIDES = {
@@ -66,7 +66,7 @@ ROWS = [
 
 def config_of(kind: str, **changes: Any) -> PretrainedConfig:
     config = CONFIG_MAPPING[kind](**ARCHITECTURES.get(kind, {}) | changes)
-    name_start_token(config)
+    name_start_token(config, head_for("seq2seq").model_class(config))
     return config
 
 

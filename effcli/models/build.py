@@ -51,10 +51,10 @@ def build_model(
     import torch
     import transformers
 
-    config = _config_for(source, problem, tokenizer)
     _check_task(source, problem.task)
     head = head_for(problem.task)
     auto = getattr(transformers, head.auto_class)
+    config = _config_for(source, problem, tokenizer)
     model_class = head.model_class(config)
     check_model_attention(attn, model_class, name=source.name, model_type=config.model_type)
     chosen = {} if attn is None else {"attn_implementation": traced_as(attn) if meta else attn}
@@ -155,6 +155,5 @@ def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedToke
         if problem.labels is not None and problem.labels.names:  # scores have none
             config.id2label = dict(enumerate(problem.labels.names))
             config.label2id = {label: index for index, label in enumerate(problem.labels.names)}
-    if problem.task == "seq2seq":
-        name_start_token(config)
+    name_start_token(config, head_for(problem.task).model_class(config))
     return config

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, first_line
-from effcli.models.tasks import head_for
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -40,13 +39,12 @@ def decoder_inputs(model: PreTrainedModel, name: str) -> DecoderInputs:
     return shift
 
 
-def name_start_token(config: PretrainedConfig) -> None:
+def name_start_token(config: PretrainedConfig, model_class: Any) -> None:
     """Let the decoder start with the padding token where the configuration names none for T5 and its kin.
 
     Theirs has no default, and their code shifts by `_shift_right` (transformers/models/t5/modeling_t5.py, 5.24, which
     says that T5 usually starts with the padding token).
     """
-    model_class = head_for("seq2seq").model_class(config)
     if hasattr(model_class, "_shift_right") and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id
 
