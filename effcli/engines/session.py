@@ -182,7 +182,8 @@ class TrainingSession:
         where = f"stopped at once after update {self.update} of {self.total_updates}"
         if self.saved_update is None:
             return f"{where}; no state was saved before, --resume starts from the first update"
-        lost = f"; {self.update - self.saved_update} later updates are lost" if self.update > self.saved_update else ""
+        later = self.update - self.saved_update
+        lost = f"; {later} later {'update is' if later == 1 else 'updates are'} lost" if later else ""
         return f"{where}; the state after update {self.saved_update} is saved{lost}, continue with --resume"
 
     @contextmanager
