@@ -217,7 +217,7 @@ class LoopSpec(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """Compile the model with torch.compile."""
+    """Compile the layers of the model with torch.compile."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of weights, dropout and data order."""
     num_workers: int = Field(default=0, ge=0, le=LARGEST)

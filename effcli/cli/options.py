@@ -142,7 +142,7 @@ GradientCheckpointing = Annotated[
         name="--gradient-checkpointing",
     ),
 ]
-Compile = Annotated[Switch, option("Compile the model with torch.compile.", LOOP, name="--compile")]
+Compile = Annotated[Switch, option("Compile the layers of the model with torch.compile.", LOOP, name="--compile")]
 Seed = Annotated[Text, option("Seed of weights, dropout and data order. Default: 42.", LOOP, "INTEGER")]
 NumWorkers = Annotated[Text, option("Processes that prepare batches. Default: 0.", LOOP, "INTEGER")]
 

@@ -1,4 +1,4 @@
-"""`--compile`: the model's forward and backward through `torch.compile`, the same for every engine."""
+"""`--compile`: the model's layers through `torch.compile`, forward and backward, the same for every engine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from effcli.errors import DeviceError, first_line
 
 SETTINGS: dict[str, Any] = {"backend": "inductor", "dynamic": True, "options": {"fallback_random": True}}
 """Keyword arguments of `torch.compile`. Lengths differ from batch to batch, so sizes are symbols from the start: else
-each new length would be compiled until torch gives up (`recompile_limit`). Dropout draws what it draws uncompiled."""
+each new length would be compiled until torch gives up. Dropout draws what it draws uncompiled."""
+
+_VARIANTS = 64
+"""Times that one layer's code may be compiled: for training and evaluation, batches of one row, and kinds of layers
+with the same code (T5 has four). Torch stops at 8, and goes on uncompiled."""
 
 
 @contextmanager
 def compiled(model: torch.nn.Module) -> Iterator[None]:
-    """Compile `model.forward`, and put it back afterwards.
+    """Compile the repeated layers of `model`, which share kernels, or all of it where transformers marks none.
 
-    Names of weights stay as they are, since no module is wrapped. Hooks on the model stay outside what is compiled, and
-    so does the autocast of an engine, which decides the dtypes inside.
+    Afterwards it is as before. Names of weights never change, since no module is wrapped. What is around a layer stays
+    outside: hooks, the autocast of an engine, and the recomputing of activations, inside which torch 2.13 fails on
+    GPT-2 when sizes vary.
     """
-    vars(model)["forward"] = torch.compile(model.forward, **SETTINGS)
+    regions = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)] or [model]
+    for region in regions:
+        vars(region)["forward"] = torch.compile(region.forward, **SETTINGS)
     try:
-        yield
+        with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
+            yield
     finally:
-        vars(model).pop("forward", None)
+        for region in regions:
+            vars(region).pop("forward", None)
 
 
 def check_compiles(device: torch.device) -> None:
