@@ -147,7 +147,8 @@ def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedToke
         config.vocab_size = len(tokenizer)
     if source.tokenizer is None and config.is_encoder_decoder:
         use_special_tokens(config, tokenizer)
-    if source.tokenizer is None or getattr(config, "pad_token_id", None) is None:
+    # Decoders classify at the last token that does not pad, by the configuration's id alone.
+    if source.tokenizer is None or source.is_decoder or getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
     if problem.task == "classification":
         config.num_labels = problem.num_labels

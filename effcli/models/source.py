@@ -135,7 +135,9 @@ class BuildTokenizer(Protocol):
 def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedTokenizerBase:
     """Return the source's tokenizer with a padding token, or what `build` makes where the source has none.
 
-    A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it.
+    A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it. Models
+    other than decoders may count positions from the id that their configuration names (RoBERTa does), so there that id
+    pads, where the tokenizer knows it.
 
     Raises:
         UsageError: the tokenizer knows more tokens than the model embeds, or has no token to pad with.
@@ -150,6 +152,9 @@ def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedToken
             pad_token_id=getattr(source.config, "pad_token_id", None) if source.path is not None else None,
             eos_token_id=getattr(source.config, "eos_token_id", None) if source.config.is_encoder_decoder else None,
         )
+    named = getattr(source.config, "pad_token_id", None)
+    if source.tokenizer is not None and not source.is_decoder and named in range(len(tokenizer)):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(named)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UsageError(
