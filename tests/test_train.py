@@ -158,22 +158,6 @@ def test_the_training_loss_is_the_evaluation_loss_whatever_the_accumulation(
     assert sum(losses) / len(losses) == pytest.approx(record["eval"][-1]["eval_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("rows", "batch", "accum", "epochs", "total"),
-    [(9, 2, 2, 3, 9), (101, 2, 2, 3, 78), (10, 4, 4, 1, 1), (91, 10, 4, 10, 30)],
-)  # fmt: skip
-def test_updates_are_counted_with_the_short_last_window(
-    rows: int, batch: int, accum: int, epochs: int, total: int, distilbert: Path, tmp_path: Path
-) -> None:
-    record = effcli(
-        "train", distilbert, "--data", csv_file(tmp_path / "d.csv", rows), "--batch-size", batch, "--accum", accum,
-        "--epochs", epochs, "--dry-run", "--json",
-    ).record  # fmt: skip
-    assert record["total_updates"] == total
-    assert record["status"] == "planned"
-    assert record["measured"] is None
-
-
 def test_a_language_model_trains_on_lines_of_text(gpt2: Path, tmp_path: Path) -> None:
     data = tmp_path / "t.jsonl"
     texts = ["a b", "a b c d e f g h", "a b c", "c d e f g h a"]
