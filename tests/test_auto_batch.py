@@ -17,6 +17,8 @@ from tests.commands import csv_file, effcli, saved_weights
 from tests.full_memory import CUDA_ALLOCATOR, cuda_error, no_memory_above, no_memory_in
 from tests.jobs import ENGINES
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 
 @pytest.fixture
 def run(distilbert: Path, tmp_path: Path) -> tuple[object, ...]:

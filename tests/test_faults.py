@@ -22,6 +22,8 @@ from tests.commands import Result, effcli, saved_weights
 from tests.jobs import ENGINES
 from tests.small_disks import files_of_at_most, small_disk
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 ARGUMENTS = ("--epochs", 2, "--save-every", 2, "--json")
 """Six updates of the twelve rows in batches of four; a checkpoint takes about 1.6 MiB."""
 

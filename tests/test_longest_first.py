@@ -17,6 +17,8 @@ from tests.full_memory import cuda_error
 from tests.jobs import ENGINES
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 FORWARD = DistilBertForSequenceClassification.forward
 
 

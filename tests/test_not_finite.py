@@ -22,6 +22,8 @@ from effcli.report.progress import QuietProgress
 from tests.commands import effcli, saved_weights
 from tests.jobs import ENGINES
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 FORWARD = DistilBertForSequenceClassification.forward
 
 
