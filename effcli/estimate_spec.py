@@ -29,6 +29,8 @@ class EstimatedDataSpec(Section):
 
     max_length: int | None = Field(default=None, ge=2, le=LARGEST)
     """Tokens of every row, the worst batch; none means the model's limit, at most 512."""
+    max_target_length: int | None = Field(default=None, ge=2, le=LARGEST)
+    """Tokens of every seq2seq target; none means as many as of the source, if the decoder reads as many."""
 
 
 class EstimatedLoopSpec(Section):

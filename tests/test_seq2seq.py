@@ -186,3 +186,21 @@ def test_the_plan_takes_the_longest_target_beside_the_longest_source(t5: Path, t
 
     # Twice the target adds more than twice the source: its positions have logits, and attend to both.
     assert peak(50, 100) > peak(100, 50)
+
+
+def test_an_estimate_takes_lengths_of_source_and_target(t5: Path) -> None:
+    def peak(*lengths: object) -> dict[str, Any]:
+        record = effcli(
+            "estimate", t5, "--optim", "sgd", "--batch-size", 2, "--device", "cpu", *lengths, "--json"
+        ).record
+        peaks = record["optimizers"][0]["plan"]["peak_allocated_bytes"]
+        return {**record["peak"], "bytes": peaks}
+
+    even, short = peak("--max-length", 64), peak("--max-length", 64, "--max-target-length", 16)
+    assert (even["max_length"], even["max_target_length"]) == (64, 64)
+    assert (short["max_length"], short["max_target_length"]) == (64, 16)
+    # The logits alone, and their gradient, are 2 rows x 48 tokens x 100 words x 4 bytes smaller.
+    assert even["bytes"] - short["bytes"] > 2 * 48 * 100 * 4
+    table = effcli("estimate", t5, "--batch-size", 2, "--max-length", 64, "--max-target-length", 16)
+    assert "64 source tokens and 16 target tokens each" in table.stdout
+    assert "has no target texts" in effcli("estimate", "gpt2", "--max-target-length", 16).error

@@ -46,6 +46,7 @@ def estimate(
     precision: o.Precision = None,
     batch_size: p.BatchSize = None,
     max_length: p.MaxLength = None,
+    max_target_length: p.MaxTargetLength = None,
     accum: p.Accum = None,
     gradient_checkpointing: p.GradientCheckpointing = None,
     max_grad_norm: p.MaxGradNorm = None,

@@ -34,6 +34,9 @@ BatchSize = Annotated[o.Text, o.option("Rows per micro-batch. Default: 8.", PEAK
 MaxLength = Annotated[
     o.Text, o.option("Tokens of every row. Default: the model's limit, at most 512.", PEAK, "INTEGER")
 ]
+MaxTargetLength = Annotated[
+    o.Text, o.option("Tokens of every seq2seq target. Default: as --max-length.", PEAK, "INTEGER")
+]
 Accum = Annotated[o.Text, o.option("Micro-batches accumulated per update. Default: 1.", PEAK, "INTEGER")]
 GradientCheckpointing = Annotated[
     o.Switch, o.option("Recompute activations instead of keeping them.", PEAK, name="--gradient-checkpointing")

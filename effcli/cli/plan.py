@@ -52,6 +52,7 @@ def plan(
     margin: Margin = None,
     effective_batch: EffectiveBatch = None,
     max_length: p.MaxLength = None,
+    max_target_length: p.MaxTargetLength = None,
     max_grad_norm: p.MaxGradNorm = None,
     optim: Optimizers = None,
     precision: Precisions = None,

@@ -235,13 +235,14 @@ class GpuFacts(Fact):
 class PeakFacts(Fact):
     """What the peak was predicted for. `budget_bytes` is what `--budget` allows, None without it.
 
-    `max_length` is None for models that read no text. `versions` are those of the packages whose code was traced: a
+    `max_length` is None for models that read no text, `max_target_length` for all but seq2seq. `versions` are those of the packages whose code was traced: a
     plan differs with them.
     """
 
     device: str
     batch: BatchFacts
     max_length: int | None
+    max_target_length: int | None = None
     gradient_checkpointing: bool
     attn: str | None
     max_grad_norm: float

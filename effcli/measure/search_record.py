@@ -48,6 +48,7 @@ class SearchRecord(Fact):
     allowed_bytes: int
     effective_batch: int
     max_length: int | None
+    max_target_length: int | None = None
     tried: dict[str, tuple[str, ...]]
     num_predictions: int
     assumed: tuple[str, ...]

@@ -46,6 +46,7 @@ class _Question:
         settings = Settings(
             batch_size=candidate.batch_size,
             max_length=self.spec.data.max_length or 0,
+            max_target_length=self.spec.data.max_target_length,
             accum=candidate.accum,
             precision=candidate.precision,
             gradient_checkpointing=candidate.recompute,
@@ -93,6 +94,7 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
         allowed_bytes=allowed,
         effective_batch=loop.effective_batch,
         max_length=question.spec.data.max_length,
+        max_target_length=question.spec.data.max_target_length,
         tried={"optimizers": tuple(entry.name for entry in described.entries), "precisions": tuple(space.precisions)},
         num_predictions=found.num_predictions,
         assumed=ASSUMED,
@@ -151,11 +153,12 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     dtype = weights_dtype(candidate.precision)
     parameters = [replace(parameter, dtype=dtype) for parameter in described.parameters]
     micro, accum = candidate.batch_size, candidate.accum
-    length = question.spec.data.max_length
+    length, target_length = question.spec.data.max_length, question.spec.data.max_target_length
     flags = [
         f"--optim {shlex.quote(entry.name)} --precision {candidate.precision} --batch-size {micro} --accum {accum}"
     ]
     flags += [f"--max-length {length}"] if length else []
+    flags += [f"--max-target-length {target_length}"] if target_length else []
     flags += ["--gradient-checkpointing"] if candidate.recompute else []
     return Configuration(
         optimizer=entry.name,

@@ -41,7 +41,7 @@ def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
     return build_spec(
         {
             "model": {**spec.model.model_dump(exclude={"num_labels"}), "task": task},
-            "data": {"max_length": spec.data.max_length},
+            "data": {"max_length": spec.data.max_length, "max_target_length": spec.data.max_target_length},
             "optim": spec.optim[candidate.optimizer].model_dump(),
             "loop": {
                 "precision": candidate.precision,

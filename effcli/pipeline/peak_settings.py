@@ -10,7 +10,7 @@ from effcli.estimate_spec import EstimateSpec
 from effcli.measure.record import BatchFacts, GpuFacts, PeakFacts
 from effcli.memory.cards import Budget, Card, parse_budget
 from effcli.models.known import KnownModel
-from effcli.models.lengths import longest_row
+from effcli.models.lengths import longest_row, longest_target
 
 READ_NO_TEXT = ("image-classification", "audio-classification")
 """Tasks whose models are given no tokens, so that `--max-length` means nothing to them."""
@@ -57,18 +57,25 @@ def room(spec: EstimateSpec) -> Room:
 
 
 def with_defaults(spec: EstimateSpec, known: KnownModel) -> EstimateSpec:
-    """Return the specification with the length of rows that the model sets where none was asked for.
+    """Return the specification with the lengths of rows and targets that the model sets where none were asked for.
 
     Raises:
-        UsageError: rows longer than the model reads, or any length for a model that reads no text.
+        UsageError: rows longer than the model reads or targets longer than it writes, or any length for a model that
+            does neither.
     """
-    asked = spec.data.max_length
-    if known.shapes.task in READ_NO_TEXT:
+    asked, asked_target, task = spec.data.max_length, spec.data.max_target_length, known.shapes.task
+    if asked_target is not None and task != "seq2seq":
+        raise UsageError(f"--max-target-length {asked_target}: --task {task} has no target texts; leave it out")
+    if task in READ_NO_TEXT:
         if asked is not None:
             raise UsageError(f"--max-length {asked}: '{known.name}' reads no text; leave it out")
         return spec
-    longest = longest_row(known.config_object(), known.name, asked)
-    return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": longest})})
+    config = known.config_object()
+    lengths = {"max_length": longest_row(config, known.name, asked)}
+    if task == "seq2seq":
+        source = lengths["max_length"]
+        lengths["max_target_length"] = longest_target(config, known.name, asked_target, longest_source=source)
+    return spec.model_copy(update={"data": spec.data.model_copy(update=lengths)})
 
 
 def peak_facts(spec: EstimateSpec, given: Room) -> PeakFacts:
@@ -78,6 +85,7 @@ def peak_facts(spec: EstimateSpec, given: Room) -> PeakFacts:
         device=loop.device,
         batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
         max_length=spec.data.max_length,
+        max_target_length=spec.data.max_target_length,
         gradient_checkpointing=loop.gradient_checkpointing,
         attn=spec.model.attn,
         max_grad_norm=loop.max_grad_norm,

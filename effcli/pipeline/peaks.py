@@ -27,7 +27,8 @@ def plans(
     quiet_transformers()
     loop = spec.loop
     predictor = Predictor(estimated(known, spec), target(loop.device, given.capability))
-    settings = Settings.of(loop, max_length=spec.data.max_length or 0)
+    data = spec.data
+    settings = Settings.of(loop, max_length=data.max_length or 0, max_target_length=data.max_target_length)
     limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
     found: list[MemoryPlan] = []
     for entry, hyper, optim in zip(entries, settled, spec.optim, strict=True):

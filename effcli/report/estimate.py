@@ -10,7 +10,7 @@ from rich.text import Text
 from effcli.report.bars import fills, stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.peak import peak_parts, peak_table
-from effcli.report.text import count, parameter_counts, plain
+from effcli.report.text import count, parameter_counts, plain, tokens_of_rows
 from effcli.units import Basis, format_bytes, listed
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _peak_settings(peak: PeakFacts) -> Iterable[tuple[str, str]]:
     """Yield what the peak was predicted for."""
     batch = peak.batch
     rows = f"{batch.micro} x {batch.accum} = {count(batch.effective, 'row')} per update"
-    yield "batch", rows + (f", {count(peak.max_length, 'token')} each" if peak.max_length else "")
+    yield "batch", ", ".join([rows, *tokens_of_rows(peak.max_length, peak.max_target_length)])
     kept = "recomputed in the backward pass" if peak.gradient_checkpointing else "kept for the backward pass"
     yield "activations", kept + (f", attention {peak.attn}" if peak.attn else "")
     yield "device", peak.device

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from rich.text import Text
 
 from effcli.report.layout import fact_grid, print_parts, ruled_table
-from effcli.report.text import count, parameter_counts, plain
+from effcli.report.text import count, parameter_counts, plain, tokens_of_rows
 from effcli.spec import Task
 from effcli.units import format_bytes, format_count
 
@@ -36,8 +36,8 @@ def _facts(record: SearchRecord) -> Iterable[tuple[str, str]]:
     model, gpu = record.model, record.gpu
     yield "type", f"{model.architecture}, {model.task}"
     yield "parameters", parameter_counts(model)
-    length = f", {count(record.max_length, 'token')} each" if record.max_length else ""
-    yield "update", f"{count(record.effective_batch, 'row')}{length}"
+    rows = count(record.effective_batch, "row")
+    yield "update", ", ".join([rows, *tokens_of_rows(record.max_length, record.max_target_length)])
     yield "gpu", f"{format_bytes(gpu.usable_bytes)}{f', {gpu.name}' if gpu.name else ''}"
     yield "allowed", f"{format_bytes(record.allowed_bytes)}: {record.margin_percent:g} % stays free"
     tried = "; ".join(", ".join(names) for names in record.tried.values())

@@ -59,6 +59,15 @@ def count(number: int, noun: str) -> str:
     return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
+def tokens_of_rows(max_length: int | None, max_target_length: int | None) -> tuple[str, ...]:
+    """Return how many tokens rows have, and their targets where these have others; nothing for rows without text."""
+    if not max_length:
+        return ()
+    if max_target_length in (None, max_length):
+        return (f"{count(max_length, 'token')} each",)
+    return (f"{count(max_length, 'source token')} and {count(max_target_length or 0, 'target token')} each",)
+
+
 def parameter_counts(model: ModelFacts) -> str:
     """Return trainable, frozen and total parameters, and in how many tensors they are."""
     frozen = model.num_parameters - model.num_trainable_parameters

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.files import write_bytes, write_text
 from effcli.packages import require_package
 from effcli.report.skyline import total_bytes
-from effcli.report.text import common_unit
+from effcli.report.text import common_unit, tokens_of_rows
 from effcli.units import Category, Phase, format_bytes
 
 if TYPE_CHECKING:
@@ -103,9 +103,10 @@ def _facts(record: EstimateRecord, plan: MemoryPlan) -> list[str]:
     """Return what the picture is of, in a line, and its peak in another."""
     facts = [record.precision]
     if record.peak is not None:
-        batch, length = record.peak.batch, record.peak.max_length
-        facts = [f"{batch.micro} x {batch.accum} rows per update", *([f"{length} tokens each"] if length else []),
-            record.precision, f"on {record.peak.device}"]  # fmt: skip
+        batch = record.peak.batch
+        tokens = tokens_of_rows(record.peak.max_length, record.peak.max_target_length)
+        rows = f"{batch.micro} x {batch.accum} rows per update"
+        facts = [rows, *tokens, record.precision, f"on {record.peak.device}"]
     peak = f"peak {format_bytes(plan.peak_allocated_bytes or 0)} in the {plan.peak_phase} phase"
     return [", ".join(facts), f"{peak}; moments in order, not to scale of time"]
 
