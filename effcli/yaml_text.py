@@ -98,7 +98,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
         UsageError: it is not readable as YAML, has a key twice in one place, or holds no mapping.
     """
     try:
-        values = yaml.load(text, Loader=_Loader)
+        values = yaml.load(text, Loader=_Loader)  # noqa: S506 (a BaseLoader, which builds texts, lists and mappings alone)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}, line {mark.line + 1}" if mark else source

@@ -219,7 +219,7 @@ def test_another_process_with_another_hash_seed_gives_the_same_run(
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(flags)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": threads},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     out = Path(flags["output"]["out"])

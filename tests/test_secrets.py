@@ -40,7 +40,7 @@ TOKEN = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
 def test_a_folder_that_is_not_there_is_one_line_without_the_token(flags: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "effcli", "estimate", "./no/such/dir", *flags],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "HF_TOKEN": "hf_fake"}, check=False,
+        capture_output=True, text=True, timeout=200, env={**os.environ, "HF_TOKEN": "hf_fake"}, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import effcli as effcli_package
 from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder, saved_weights
 
 OWN_CODE = """
@@ -156,6 +158,17 @@ def pickled(path: Path, trap: Trap, kind: str) -> None:
         path.write_bytes(pickle.dumps({"weight": trap}))
     else:
         torch.save({"weight": trap}, path, _use_new_zipfile_serialization=kind == "zip")
+
+
+def test_every_torch_load_of_ours_builds_tensors_alone() -> None:
+    calls = [
+        node
+        for path in Path(effcli_package.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert calls
+    assert all("weights_only=True" in ast.unparse(call) for call in calls)
 
 
 def test_the_trap_of_these_tests_works(tmp_path: Path, marker: Path) -> None:
