@@ -135,9 +135,9 @@ class BuildTokenizer(Protocol):
 def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedTokenizerBase:
     """Return the source's tokenizer with a padding token, or what `build` makes where the source has none.
 
-    A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it. Models
-    other than decoders may count positions from the id that their configuration names (RoBERTa does), so there that id
-    pads, where the tokenizer knows it.
+    A missing padding token becomes the end-of-text token: no embedding row is added, the attention mask hides it.
+    Models other than decoders may count positions from the id that their configuration names, as RoBERTa does, so there
+    that id pads, where the tokenizer knows it.
 
     Raises:
         UsageError: the tokenizer knows more tokens than the model embeds, or has no token to pad with.
