@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format accuracy accuracy-public accuracy-gpu bench catalogue clean
+.PHONY: help run test test-slow test-kill check format accuracy accuracy-public accuracy-gpu bench catalogue clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: .venv/.dev ## set up, then run the fast tests
 
 test-slow: .venv/.dev ## run the slow tests too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu" $(ARGS)
+
+test-kill: .venv/.dev ## kill runs of every optimizer and engine at random moments and resume them (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "not gpu" tests/test_kill.py $(ARGS)
 
 check: .venv/.dev ## style, format, types and import rules
 	$(BIN)/ruff check .

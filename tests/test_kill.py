@@ -8,6 +8,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ import torch
 
 from effcli.files import DRAFT
 from tests.commands import TINY_DISTILBERT, csv_file, model_folder, saved_weights
-from tests.forked_runs import PREPARATION, ForkServer, is_alive
+from tests.forked_runs import PREPARATION, ForkServer, group_of, is_alive
 from tests.jobs import ENGINES
 
 OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "adamw8bit-ao")
@@ -54,7 +56,7 @@ class Killer:
             out = self.folder / f"run-{runs}"
             while not self._is_complete(out, count):
                 pass
-            self._compare(out)
+            self.compare(out)
 
     def _is_complete(self, out: Path, count: int) -> bool:
         """Start the run or go on with it, and kill it where that is still to be done; return whether it is complete."""
@@ -87,7 +89,8 @@ class Killer:
 
         return stop
 
-    def _compare(self, out: Path) -> None:
+    def compare(self, out: Path) -> None:
+        """Hold a complete run to the one that was left alone, bit for bit."""
         record = json.loads((out / "record.json").read_text())
         assert record["status"] == "completed"
         assert record["history"] == self.whole["history"]
@@ -144,6 +147,14 @@ def flags_of(folder: Path, optim: str, engine: str) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Return a server for the engine and the optimizer of the fast tests."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with ForkServer((*PREPARATION, "effcli.engines.pytorch", "bitsandbytes"), log) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def full_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Return the server that all slow tests share."""
     modules = (*PREPARATION, *(f"effcli.engines.{engine}" for engine in ENGINES), "bitsandbytes", "torchao.optim")
     with ForkServer(modules, tmp_path_factory.mktemp("server") / "log") as made:
@@ -155,26 +166,104 @@ def report(name: str, killer: Killer) -> None:
     print(f"\n{name}: {killer.kills.total()} kills, {dict(killer.kills)}; a whole run takes {killer.seconds:.1f} s")
 
 
-def test_a_run_killed_three_times_ends_as_the_one_that_was_left_alone(tmp_path: Path) -> None:
-    with ForkServer((*PREPARATION, "effcli.engines.pytorch", "bitsandbytes"), tmp_path / "log") as server:
-        killer = Killer(server, tmp_path, flags_of(tmp_path, "adam8bit", "pytorch"), random.Random(7))
-        killer.kill(3)
+def test_a_run_killed_three_times_ends_as_the_one_that_was_left_alone(server: ForkServer, tmp_path: Path) -> None:
+    killer = Killer(server, tmp_path, flags_of(tmp_path, "adam8bit", "pytorch"), random.Random(7))
+    killer.kill(3)
     assert killer.kills.total() == 3
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_thirty_kills_do_not_show_with_8_bit_adam(server: ForkServer, tmp_path: Path) -> None:
-    killer = Killer(server, tmp_path, flags_of(tmp_path, "adam8bit", "pytorch"), random.Random(30))
+def test_thirty_kills_do_not_show_with_8_bit_adam(full_server: ForkServer, tmp_path: Path) -> None:
+    killer = Killer(full_server, tmp_path, flags_of(tmp_path, "adam8bit", "pytorch"), random.Random(30))
     killer.kill(30)
     report("adam8bit, pytorch", killer)
     assert len(killer.kills) >= 3
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("optim", "engine"), PAIRS)
-def test_five_kills_do_not_show(optim: str, engine: str, server: ForkServer, tmp_path: Path) -> None:
-    killer = Killer(server, tmp_path, flags_of(tmp_path, optim, engine), random.Random(f"{optim} {engine}"))
+def test_five_kills_do_not_show(optim: str, engine: str, full_server: ForkServer, tmp_path: Path) -> None:
+    killer = Killer(full_server, tmp_path, flags_of(tmp_path, optim, engine), random.Random(f"{optim} {engine}"))
     killer.kill(5)
     report(f"{optim}, {engine}", killer)
+
+
+def wait_for(words: str, server: ForkServer, send: Callable[[int], None]) -> Callable[[int, float], None]:
+    """Return what waits until a process has said something, and then sends it a signal."""
+
+    def stop(pid: int, started: float) -> None:
+        while words not in server.log and is_alive(pid):
+            time.sleep(0.001)
+        send(pid)
+
+    return stop
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_whole_group_reaches_data_workers_and_the_state_is_saved(
+    number: int, code: int, server: ForkServer, tmp_path: Path
+) -> None:
+    out, groups = tmp_path / "o", []
+    flags = (*flags_of(tmp_path, "adamw", "pytorch"), "--num-workers", 2, "--epochs", 1000, "--logging-steps", 1)
+
+    def send(pid: int) -> None:
+        groups.append(group_of(pid))
+        os.killpg(pid, number)
+
+    ended = server.run("train", *flags, "--out", out, stop=wait_for("update 2/", server, send))
+    assert len(groups[0]) == 3
+    assert ended.code == code, server.log
+    assert server.log.count("stopping after this update") == server.log.count("effcli: error: ") == 1
+    assert "the state is saved" in server.log.splitlines()[-1]
+    record = json.loads((out / "record.json").read_text())
+    (checkpoint,) = (out / "checkpoints").glob("update-*")
+    assert checkpoint.name == f"update-{len(record['history']):08d}"
+    assert record["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_training_ends_in_one_line_and_leaves_nothing(
+    number: int, code: int, server: ForkServer, tmp_path: Path
+) -> None:
+    flags = flags_of(tmp_path, "adamw", "pytorch")
+    for words in ("Text is read", "All weights are random"):
+        stop = wait_for(words, server, lambda pid: os.kill(pid, number))
+        ended = server.run("train", *flags, "--out", tmp_path / "o", stop=stop)
+        assert ended.code == code, server.log
+        assert server.log.splitlines()[-1].startswith("effcli: error: ")
+        assert "Traceback" not in server.log
+        assert not (tmp_path / "o" / "model").exists()
+
+
+@pytest.mark.slow
+def test_workers_do_not_outlive_a_killed_run(server: ForkServer, tmp_path: Path) -> None:
+    flags = (*flags_of(tmp_path, "adamw", "pytorch"), "--num-workers", 2, "--epochs", 1000, "--logging-steps", 1)
+    leaders: list[int] = []
+
+    def send(pid: int) -> None:
+        leaders.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    ended = server.run("train", *flags, "--out", tmp_path / "o", stop=wait_for("update 2/", server, send))
+    assert ended.code == -signal.SIGKILL
+    deadline = time.monotonic() + 30  # torch's workers look for their parent every five seconds
+    while group_of(leaders[0]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not group_of(leaders[0])
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_goes_on_as_it_was_typed(server: ForkServer, tmp_path: Path) -> None:
+    killer = Killer(server, tmp_path, flags_of(tmp_path, "adam8bit", "pytorch"), random.Random(1))
+    out = tmp_path / "o"
+    command = [sys.executable, "-m", "effcli", "train", *map(str, killer.flags), "--save-every", "1", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _sight_of(out, "checkpoints/.writing-update-*", 4, lambda: process.poll() is None)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    _check_that_nothing_half_done_looks_complete(out, killer.weights)
+    assert not (out / "model").exists()
+    assert server.run("train", "--resume", "--out", out).code == 0
+    killer.compare(out)
