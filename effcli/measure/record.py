@@ -235,8 +235,8 @@ class GpuFacts(Fact):
 class PeakFacts(Fact):
     """What the peak was predicted for. `budget_bytes` is what `--budget` allows, None without it.
 
-    `max_length` is None for models that read no text, `max_target_length` for all but seq2seq. `versions` are those of the packages whose code was traced: a
-    plan differs with them.
+    `max_length` is None for models that read no text, `max_target_length` for all but seq2seq. `versions` are those of
+    the packages whose code was traced: a plan differs with them.
     """
 
     device: str
