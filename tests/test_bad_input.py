@@ -112,7 +112,6 @@ BROKEN = [
     ({}, {"quantization_config": {"load_in_4bit": True}}, (), ["quantised"]),
     ({}, {"model_type": "albert"}, ("--gradient-checkpointing",), ["--gradient-checkpointing", "albert"]),
     ({}, {"model_type": "bert"}, ("--task", "causal-lm", "--text-column", "sentence"), ["encoder", "gpt2"]),
-    ({}, {"model_type": "t5"}, (), ["tokenizer"]),
 ]
 
 

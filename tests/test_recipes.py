@@ -314,20 +314,14 @@ def test_the_bytes_in_a_header_are_those_of_the_model_and_its_optimizer(name: st
     }
 
 
-class Silent:
-    """Takes notes and drops them."""
-
-    def note(self, text: str) -> None:
-        """Say nothing."""
-
-
 def test_the_demonstration_recipe_is_the_demonstration_and_states_its_bytes() -> None:
     from effcli import pipeline
+    from effcli.report.progress import QuietProgress
 
     spec = pipeline.resolve_spec({}, recipe="builtin/demo")
     assert spec == pipeline.resolve_spec({"optim": {"name": "adam8bit"}, "loop": {"accum": 2}})
     assert spec.uses_builtin_demo
-    record = pipeline.plan(spec, progress=Silent())
+    record = pipeline.plan(spec, progress=QuietProgress())
     assert recipes.read_header(recipes.find_recipe("builtin/demo")).memory_bytes == {
         "weights": record.model.weights_bytes,
         "gradients": record.model.gradients_bytes,
