@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,9 @@ def compiled(model: torch.nn.Module) -> Iterator[None]:
     for region in regions:
         vars(region)["forward"] = torch.compile(region.forward, **SETTINGS)
     try:
-        with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
+        with torch._dynamo.config.patch(recompile_limit=_VARIANTS), warnings.catch_warnings():
+            # The compiler reads `grad` of what goes into a layer, and torch warns of that (2.13).
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
             yield
     finally:
         for region in regions:
@@ -53,8 +56,9 @@ def check_compiles(device: torch.device) -> None:
         done = bool(torch.compile(probe, **SETTINGS)(torch.zeros(2, device=device)).all())
     except Exception as error:  # torch raises whatever a backend or a compiler raises
         needs = "a C++ compiler such as g++ (CXX names another)" if device.type == "cpu" else "Triton and a C compiler"
+        why = first_line(getattr(error, "inner_exception", error))  # torch's own text begins with the backend
         raise DeviceError(
-            f"--compile: torch {torch.__version__} cannot compile for {device.type} here ({first_line(error)}). "
+            f"--compile: torch {torch.__version__} cannot compile for {device.type} here ({why}). "
             f"It needs {needs}; install what is missing, or leave --compile out"
         ) from error
     if not done:
