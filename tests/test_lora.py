@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_recomputed_activations_change_no_gradient_of_the_adapters(
     assert all(line["grad_norm"] > 0 for line in saving)
     for key in ("loss", "grad_norm"):
         assert [x[key] for x in saving] == pytest.approx([x[key] for x in plain], rel=1e-6)
+
+
+@pytest.mark.usefixtures("without_plan")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_decoder_that_recomputes_trains_its_adapters_and_may_cache_again(
+    engine: str, gpt2: Path, data: Path, tmp_path: Path
+) -> None:
+    common = ("train", gpt2, *data_flags("causal-lm", data), "--lora-r", 4, "--engine", engine, "--max-steps", 2)
+    plain = effcli(*common, "--out", tmp_path / "a", "--json").record["history"]
+    saving = effcli(*common, "--gradient-checkpointing", "--out", tmp_path / "b", "--json").record["history"]
+    assert all(line["grad_norm"] > 0 for line in saving)
+    for key in ("loss", "grad_norm"):
+        assert [x[key] for x in saving] == pytest.approx([x[key] for x in plain], rel=1e-6)
+    assert json.loads((tmp_path / "b" / "model" / "base" / "config.json").read_text())["use_cache"] is True
 
 
 def test_weights_below_an_embedding_and_the_head_are_no_hidden_ones() -> None:
