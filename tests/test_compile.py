@@ -107,6 +107,7 @@ def test_a_compiler_that_is_switched_off_is_no_compiler(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch's own imports
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_inductor_trains_the_same(precision: str, tmp_path: Path) -> None:
     model, data = model_folder(tmp_path / "m", TINY_DISTILBERT, dropout=0.1, n_layers=1), csv_file(tmp_path / "d.csv")
