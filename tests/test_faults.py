@@ -79,7 +79,6 @@ def test_a_checkpoint_that_finds_the_disk_full_stops_the_run_at_the_one_before(
     assert status(out) == ("failed", failed.error)
     assert checkpoints(out) == ["update-00000002"]
     assert not (out / "model").exists()
-    assert effcli("inspect", out).code in (0, 2)
     check_resumed(run, tmp_path, distilbert, data)
 
 
