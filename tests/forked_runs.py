@@ -54,6 +54,7 @@ class ForkServer:
 
     def run(self, *arguments: object, stop: Callable[[int, float], None] | None = None) -> Ended:
         """Return how the command ended; `stop` is given the process and its start and may wait and send signals."""
+        self._log.write_text("")
         self._process.stdin.write(json.dumps([str(part) for part in arguments]) + "\n")
         self._process.stdin.flush()
         pid, started = int(self._answer()), time.monotonic()

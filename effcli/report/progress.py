@@ -161,7 +161,9 @@ class LineProgress:
     def _print(self, line: str) -> None:
         stream = self._stream or sys.stderr
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        # One write: between the two of `print` a signal may end the run, whose error would not begin a line.
+        stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
 
 
 class RichProgress:
