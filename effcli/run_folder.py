@@ -100,7 +100,7 @@ def check_run_folder(out: str, *, resume: bool, overwrite: bool, inputs: Mapping
         raise UsageError(f"--out '{out}' is a file; give a folder")
     if resume:
         saved_recipe(out)
-    elif folder.path.is_dir() and any(folder.path.iterdir()):
+    elif folder.path.is_dir() and any(not path.name.startswith(DRAFT) for path in folder.path.iterdir()):
         _refuse_foreign(folder, out)
         if not overwrite:
             raise UsageError(

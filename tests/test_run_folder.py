@@ -59,15 +59,16 @@ def test_a_run_that_was_cut_short_is_replaced(gone: tuple[str, ...], run: Path, 
 
 
 @pytest.mark.parametrize("held", [None, [], [f"{DRAFT}recipe.yaml"]], ids=["absent", "empty", "draft"])
-def test_a_folder_that_holds_nothing_yet_may_be_overwritten(
-    held: list[str] | None, distilbert: Path, data: Path, tmp_path: Path
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_a_folder_that_holds_nothing_yet_takes_a_run(
+    flags: tuple[str, ...], held: list[str] | None, distilbert: Path, data: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "o"
     if held is not None:
         out.mkdir()
         for name in held:
             (out / name).write_text("half")
-    done = effcli("train", distilbert, "--data", data, "--max-steps", 1, "--out", out, "--overwrite")
+    done = effcli("train", distilbert, "--data", data, "--max-steps", 1, "--out", out, *flags)
     assert done.code == 0, done.stderr
 
 
