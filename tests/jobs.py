@@ -14,8 +14,8 @@ from transformers import get_scheduler, set_seed
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
 from effcli.engines.base import Job, Loop, UpdateResult
 from effcli.engines.clipping import PercentileClipping
-from effcli.engines.course import Course
 from effcli.engines.window import WindowLoss
+from effcli.engines.window_schedule import WindowSchedule
 from effcli.models.seq2seq import decoder_inputs
 from effcli.optim.groups import decay_groups
 from tests.heads import PAD, rows, tiny_model
@@ -106,7 +106,7 @@ def run_job(
     loop = Loop(
         device=torch.device("cpu"),
         precision=precision,
-        course=Course(num_rows=len(made_rows), batch_size=batch_size, accum=accum),
+        window_schedule=WindowSchedule(num_rows=len(made_rows), batch_size=batch_size, accum=accum),
         max_grad_norm=max_grad_norm,
         total_updates=total,
         seed=42,

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from effcli.engines.checkpoint import FILES, MANIFEST, TRAINING, CheckpointStore, Saved, restore
-from effcli.engines.course import START
+from effcli.engines.checkpoint import FILES, MANIFEST, TRAINING, CheckpointProgress, CheckpointStore, restore
+from effcli.engines.window_schedule import START
 from effcli.errors import TrainingFailedError
 from effcli.measure.optimizer_size import inspect_optimizer
 
 
-def made(update: int) -> Saved:
-    return Saved(
+def made(update: int) -> CheckpointProgress:
+    return CheckpointProgress(
         update=update, spec={}, train_rows=1, rows_fingerprint="a", config_fingerprint="b", origin=START,
         first_window=1, total_updates=9, history=[], evaluations=[],
     )  # fmt: skip

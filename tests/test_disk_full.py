@@ -15,8 +15,8 @@ import torch
 from transformers import get_scheduler
 
 from effcli.engines import checkpoint
-from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointStore, Saved, restore
-from effcli.engines.course import Position
+from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointProgress, CheckpointStore, restore
+from effcli.engines.window_schedule import Position
 from effcli.errors import WriteError
 from effcli.files import DRAFT, write_bytes, write_folder
 from tests.small_disks import files_of_at_most, on_a_disk_of
@@ -42,7 +42,7 @@ class Run:
         self.optimizer.step()
 
     def save(self, update: int) -> Path:
-        saved = Saved(
+        saved = CheckpointProgress(
             update=update, spec={}, train_rows=4, rows_fingerprint="", config_fingerprint="", origin=Position(),
             first_window=2, total_updates=9, history=[], evaluations=[],
         )  # fmt: skip

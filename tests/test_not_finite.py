@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import DistilBertForSequenceClassification
 
 from effcli.engines.base import UpdateResult
-from effcli.engines.course import Course
 from effcli.engines.session import SKIPPED_IN_A_ROW, TrainingSession
+from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import TrainingFailedError
 from effcli.pipeline import run as run_module
 from effcli.report.progress import QuietProgress
@@ -161,7 +161,7 @@ def test_weights_that_a_step_broke_are_not_saved(
 def session(scaler: Any) -> TrainingSession:
     return TrainingSession(
         start_update=0,
-        course=Course(num_rows=100, batch_size=1, accum=1),
+        window_schedule=WindowSchedule(num_rows=100, batch_size=1, accum=1),
         total_updates=100,
         save_every=1000,
         progress=QuietProgress(),

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effcli.engines.checkpoint import CheckpointStore, Saved, restore
-from effcli.engines.course import START
+from effcli.engines.checkpoint import CheckpointProgress, CheckpointStore, restore
+from effcli.engines.window_schedule import START
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.models.build import parameter_infos
@@ -254,7 +254,7 @@ def test_a_resumed_optimizer_has_the_same_size_and_makes_the_same_next_step(
     spec = OptimSpec(name=entry.name)
     model, fresh_model = AwkwardModel(dtype), AwkwardModel(dtype)
     optimizer = stepped(entry, model, spec)
-    saved = Saved(
+    saved = CheckpointProgress(
         update=1, spec={}, train_rows=1, rows_fingerprint="", config_fingerprint="", origin=START, first_window=1,
         total_updates=2, history=[], evaluations=[],
     )  # fmt: skip

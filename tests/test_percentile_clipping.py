@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from effcli.data.batches import Collator, epoch_order
 from effcli.engines.base import Loop
 from effcli.engines.clipping import PercentileClipping
-from effcli.engines.course import Course
+from effcli.engines.window_schedule import WindowSchedule
 from effcli.optim import registry
 from effcli.spec import OptimSpec
 from tests.commands import effcli
@@ -75,7 +75,7 @@ def stepped(gradients: list[list[float]], *, percentile: float, max_grad_norm: f
 
 def clipping_of(weight, optimizer, percentile: float, max_grad_norm: float = 0.0) -> PercentileClipping:
     loop = Loop(
-        device=torch.device("cpu"), precision="fp32", course=Course(num_rows=1, batch_size=1, accum=1),
+        device=torch.device("cpu"), precision="fp32", window_schedule=WindowSchedule(num_rows=1, batch_size=1, accum=1),
         max_grad_norm=max_grad_norm, total_updates=1, seed=1, percentile_clipping=percentile,
     )  # fmt: skip
     return PercentileClipping(torch.nn.ParameterList([weight]), optimizer, loop)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_hook
 
 from effcli.data.batches import Collator
-from effcli.engines.surroundings import as_asked
+from effcli.engines.surroundings import isolated_from_caller
 from effcli.optim import registry
 from effcli.optim.trial import trial_group, trial_step
 from tests.commands import csv_file, effcli, saved_weights
@@ -96,7 +96,7 @@ def test_each_update_under_autocast_computes_with_the_weights_of_that_update(eng
     row = rows(3, "classification")[2:]  # one row: no order of additions to differ in
     model = tiny_model("classification")
     start = copy.deepcopy(model)
-    with torch.autocast("cpu", torch.bfloat16), as_asked(CPU):  # an outer autocast keeps casts of weights
+    with torch.autocast("cpu", torch.bfloat16), isolated_from_caller(CPU):  # an outer autocast keeps casts of weights
         outcome = run_job(
             engine, "classification", num_rows=1, batch_size=1, accum=1, max_steps=3, model=model, made_rows=row,
             precision="bf16", scheduler="constant", max_grad_norm=0.0,

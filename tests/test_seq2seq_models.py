@@ -13,7 +13,7 @@ from effcli.data.batches import Collator
 from effcli.data.tokenizer import build_tokenizer
 from effcli.engines.window import WindowLoss
 from effcli.errors import UsageError
-from effcli.models.cache import without_cache
+from effcli.models.kv_cache import without_kv_cache
 from effcli.models.lengths import longest_row, longest_target
 from effcli.models.seq2seq import check_languages, decoder_inputs, name_start_token, use_special_tokens
 from effcli.models.tasks import head_for, own_loss_notes
@@ -142,7 +142,7 @@ def test_no_keys_and_values_are_kept_while_training_whatever_part_makes_them(kin
     del batch["labels"]
     with torch.no_grad():
         assert model(**batch).past_key_values is not None
-        with without_cache(model):
+        with without_kv_cache(model):
             assert model(**batch).past_key_values is None
         assert model(**batch).past_key_values is not None
 

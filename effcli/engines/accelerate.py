@@ -33,11 +33,11 @@ def run(job: Job) -> None:
     model.train()
 
     while update < loop.total_updates:
-        position = loop.course.position(update)
+        position = loop.window_schedule.position(update)
         # On the prepared loader: it counts its own iterations and would set the sampler's epoch back to that count.
         loader.set_epoch(position.epoch)
         job.loader.skip_next(position.rows)
-        for window in windows(loader, loop.course.accum):
+        for window in windows(loader, loop.window_schedule.accum):
             num_items = window_items(window)
             loss = 0.0
             for index, batch in enumerate(window):

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
 
     from effcli.data.batches import EpochLoader
-    from effcli.engines.course import Course
     from effcli.engines.window import WindowLoss
+    from effcli.engines.window_schedule import WindowSchedule
     from effcli.spec import Precision
 
 
@@ -22,7 +22,7 @@ class Loop:
 
     device: torch.device
     precision: Precision
-    course: Course
+    window_schedule: WindowSchedule
     max_grad_norm: float
     total_updates: int
     seed: int

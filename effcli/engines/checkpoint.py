@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_model, save_model
 
-from effcli.engines.course import Position
+from effcli.engines.window_schedule import Position
 from effcli.errors import TrainingFailedError
 from effcli.files import remove_folder, write_folder
 
@@ -28,7 +28,7 @@ PREFIX = "update-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class CheckpointProgress:
     """What a checkpoint holds beside tensors: where it stands, specification, rows, length, history.
 
     `origin` is where the run began to take windows of its size, `first_window` the rows of its very first one. The
@@ -61,7 +61,7 @@ class CheckpointStore:
 
     def save(
         self,
-        saved: Saved,
+        saved: CheckpointProgress,
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -103,7 +103,7 @@ class CheckpointStore:
         """Return the checkpoints, oldest first; only complete ones ever had this name."""
         return sorted(self._folder.glob(f"{PREFIX}*"))
 
-    def newest_intact(self) -> tuple[Path, Saved, list[Path]] | None:
+    def newest_intact(self) -> tuple[Path, CheckpointProgress, list[Path]] | None:
         """Return the newest checkpoint whose checksums hold, and the damaged newer ones that were passed over."""
         damaged: list[Path] = []
         for path in reversed(self.paths()):
@@ -115,10 +115,10 @@ class CheckpointStore:
         return None
 
 
-def _read_progress(path: Path) -> Saved:
+def _read_progress(path: Path) -> CheckpointProgress:
     fields = json.loads(path.read_text(encoding="utf-8"))
     try:
-        return Saved(**{**fields, "origin": Position(**fields["origin"])})
+        return CheckpointProgress(**{**fields, "origin": Position(**fields["origin"])})
     except (KeyError, TypeError) as error:
         raise TrainingFailedError(
             f"'{path.parent}' was written by another version of effcli, which this one cannot go on from; use that "

@@ -20,10 +20,10 @@ def run(job: Job) -> None:
     model.train()
 
     while update < loop.total_updates:
-        position = loop.course.position(update)
+        position = loop.window_schedule.position(update)
         job.loader.set_epoch(position.epoch)
         job.loader.skip_next(position.rows)
-        for window in windows(job.loader, loop.course.accum):
+        for window in windows(job.loader, loop.window_schedule.accum):
             num_items = window_items(window)
             loss = float(sum(_micro_step(job, scaler, batch, num_items) for batch in window))
 

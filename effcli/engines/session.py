@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from effcli.engines.base import EvalResult, Progress, UpdateResult
-from effcli.engines.course import Course
+from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import InterruptedRunError, TrainingFailedError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class TrainingSession:
     """
 
     start_update: int
-    course: Course
+    window_schedule: WindowSchedule
     total_updates: int
     save_every: int | None
     progress: Progress
@@ -123,7 +123,7 @@ class TrainingSession:
         self.pause_clock()
         self.update += 1
         self._check_scaler(result)
-        epoch = self.course.epochs(self.update)
+        epoch = self.window_schedule.epochs(self.update)
         line = Update(
             update=self.update,
             epoch=epoch,
@@ -137,7 +137,7 @@ class TrainingSession:
         self.progress.update(
             update=line.update, epoch=epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
         )
-        ends_epoch = self.course.ends_epoch(self.update)
+        ends_epoch = self.window_schedule.ends_epoch(self.update)
         last = self.update == self.total_updates
         if self.evaluate is not None and (ends_epoch or last):
             evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())

@@ -13,7 +13,7 @@ _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "FORK_LAUNCHED
 
 
 @contextmanager
-def as_asked(device: torch.device) -> Iterator[None]:
+def isolated_from_caller(device: torch.device) -> Iterator[None]:
     """Let the specification alone decide the precision, and put everything back afterwards.
 
     Autocast of a caller is off. Products of float32 matrices are computed in float32, whatever

@@ -68,10 +68,10 @@ class _JobTrainer(Trainer):
         Trainer's own way to skip batches counts them in the window of a whole run (transformers 5.24).
         """
         if epoch == epochs_trained:
-            position, course = self._job.loop.course.position(self._job.start_update), self._job.loop.course
-            self._job.loader.skip_next(position.rows)
-            left = course.micro_batches_left(self._job.start_update)
-            numbers |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // course.accum)}
+            schedule, start_update = self._job.loop.window_schedule, self._job.start_update
+            self._job.loader.skip_next(schedule.position(start_update).rows)
+            left = schedule.micro_batches_left(start_update)
+            numbers |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // schedule.accum)}
         super()._run_epoch(epoch=epoch, epochs_trained=epochs_trained, **numbers)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
@@ -100,9 +100,9 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
     loop = job.loop
     return TrainingArguments(
         output_dir=folder,
-        per_device_train_batch_size=loop.course.batch_size,
-        gradient_accumulation_steps=loop.course.accum,
-        max_steps=loop.total_updates + loop.course.offset,
+        per_device_train_batch_size=loop.window_schedule.batch_size,
+        gradient_accumulation_steps=loop.window_schedule.accum,
+        max_steps=loop.total_updates + loop.window_schedule.offset,
         max_grad_norm=loop.clip_norm,
         bf16=loop.precision == "bf16",
         fp16=loop.precision == "fp16",
@@ -121,9 +121,9 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
 def _write_state(job: Job, arguments: TrainingArguments, folder: Path) -> str:
     """Write the only file that Trainer needs to go on from `job.start_update`; return its folder."""
     state = TrainerState(
-        global_step=job.start_update + job.loop.course.offset,
-        epoch=job.loop.course.epochs(job.start_update),
-        train_batch_size=job.loop.course.batch_size,
+        global_step=job.start_update + job.loop.window_schedule.offset,
+        epoch=job.loop.window_schedule.epochs(job.start_update),
+        train_batch_size=job.loop.window_schedule.batch_size,
     )
     state.compute_steps(arguments, arguments.max_steps)
     state.save_to_json(str(folder / "trainer_state.json"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
 from effcli.engines.compiling import check_compiles
-from effcli.engines.course import START, Course, Position
+from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
 from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
@@ -49,15 +49,17 @@ class Prepared:
     origin: Position = START
 
     @property
-    def course(self) -> Course:
+    def window_schedule(self) -> WindowSchedule:
         """Return which rows each update takes."""
         loop = self.spec.loop
-        return Course(num_rows=self.data.train_rows, batch_size=loop.batch_size, accum=loop.accum, origin=self.origin)
+        return WindowSchedule(
+            num_rows=self.data.train_rows, batch_size=loop.batch_size, accum=loop.accum, origin=self.origin
+        )
 
     @property
     def total_updates(self) -> int:
         """Return `--max-steps`, or else the epochs' updates."""
-        return self.spec.loop.max_steps or self.course.total_updates(self.spec.loop.epochs)
+        return self.spec.loop.max_steps or self.window_schedule.total_updates(self.spec.loop.epochs)
 
 
 def prepare(spec: RunSpec, progress: Progress) -> Prepared:

@@ -29,7 +29,7 @@ CONTINUED = {
     "output.logging_steps",
 }
 """Fields that may change when a run is resumed. Every other one changes what is learnt; so does the window, which is
-recomputed: see `effcli.engines.course`."""
+recomputed: see `effcli.engines.window_schedule`."""
 
 
 def resolve_spec(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from effcli.data.fingerprint import fingerprint
 from effcli.engines.base import EvalResult
-from effcli.engines.checkpoint import CheckpointStore, Saved
-from effcli.engines.course import START, Course, Position
+from effcli.engines.checkpoint import CheckpointProgress, CheckpointStore
 from effcli.engines.session import Evaluation, Update
+from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
 from effcli.flags import field_label
 from effcli.pipeline.resolve import changed_fields
@@ -57,10 +57,12 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     notes = [f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in damaged]
     _refuse_changes(prepared, saved)
     loop = saved.spec["loop"]
-    before = Course(num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin)
+    before = WindowSchedule(
+        num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin
+    )
     position = before.position(saved.update)
-    origin = saved.origin if before.window == prepared.course.window else position
-    now = replace(prepared.course, origin=origin)
+    origin = saved.origin if before.window == prepared.window_schedule.window else position
+    now = replace(prepared.window_schedule, origin=origin)
     total = replace(prepared, origin=origin).total_updates
     if saved.update >= total and is_complete(folder):
         raise UsageError(
@@ -86,9 +88,11 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     )
 
 
-def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: int, rows_fingerprint: str) -> Saved:
+def saved_state(
+    prepared: Prepared, session: TrainingSession, *, first_window: int, rows_fingerprint: str
+) -> CheckpointProgress:
     """Return what a checkpoint holds of a session beside tensors."""
-    return Saved(
+    return CheckpointProgress(
         update=session.update,
         spec=prepared.spec.model_dump(mode="json"),
         train_rows=prepared.data.train_rows,
@@ -102,7 +106,7 @@ def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: i
     )
 
 
-def _refuse_changes(prepared: Prepared, saved: Saved) -> None:
+def _refuse_changes(prepared: Prepared, saved: CheckpointProgress) -> None:
     """Raise where what is learnt would not be what the checkpoint's run learnt."""
     changed = changed_fields(saved.spec, prepared.spec.model_dump(mode="json"))
     if changed:
@@ -135,7 +139,7 @@ def _config_fingerprint(prepared: Prepared) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _window_note(before: Course, now: Course, position: Position) -> str:
+def _window_note(before: WindowSchedule, now: WindowSchedule, position: Position) -> str:
     """Return what other batches change."""
     change = f"Batch {before.batch_size} x {before.accum} becomes {now.batch_size} x {now.accum}"
     if before.window == now.window:

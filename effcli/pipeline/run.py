@@ -21,7 +21,7 @@ from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.engines.compiling import compiled
 from effcli.engines.evaluate import evaluate
 from effcli.engines.session import TrainingSession
-from effcli.engines.surroundings import as_asked
+from effcli.engines.surroundings import isolated_from_caller
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, WriteError
 from effcli.files import write_folder, write_text
@@ -32,7 +32,7 @@ from effcli.measure.precision import WeightChanges, precision_notes
 from effcli.measure.record import OutOfMemoryFacts, RunRecord, UpdateFacts
 from effcli.measure.throughput import ThroughputMeter
 from effcli.measure.whereabouts import Whereabouts
-from effcli.models.cache import without_cache
+from effcli.models.kv_cache import without_kv_cache
 from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import evaluation_weights
@@ -84,7 +84,7 @@ class Run:
         self._loop = Loop(
             device=prepared.device,
             precision=spec.loop.precision,
-            course=prepared.course,
+            window_schedule=prepared.window_schedule,
             max_grad_norm=spec.loop.max_grad_norm,
             total_updates=prepared.total_updates,
             seed=spec.loop.seed,
@@ -94,14 +94,14 @@ class Run:
         self._clipping.remember(start.history)
         self._start = start
         self._rows_fingerprint = start.rows_fingerprint
-        self._first_window = start.first_window or self._loop.course.window
+        self._first_window = start.first_window or self._loop.window_schedule.window
 
     def execute(self, stop_after_updates: int | None) -> RunRecord:
         """Run the engine to its end and return the saved record; see `train` for what it raises."""
         spec, prepared = self._prepared.spec, self._prepared
         session = TrainingSession(
             start_update=self._start.update,
-            course=self._loop.course,
+            window_schedule=self._loop.window_schedule,
             total_updates=self._loop.total_updates,
             save_every=spec.output.save_every,
             progress=self._progress,
@@ -150,8 +150,8 @@ class Run:
         try:
             with (
                 explained_write_failure(self._store),
-                without_cache(self._model),
-                as_asked(prepared.device),
+                without_kv_cache(self._model),
+                isolated_from_caller(prepared.device),
                 compiled(self._model) if prepared.spec.loop.compile else nullcontext(),
                 explained_failure(session),
                 explained_out_of_memory(lambda error: self._out_of_memory(session, error)),

@@ -9,8 +9,8 @@ from effcli.devices import weights_dtype
 from effcli.memory.allocator import PlainAllocator
 from effcli.memory.caching_allocator import CachingAllocator
 from effcli.models.build import recompute_activations
-from effcli.models.cache import leave_out_cache
 from effcli.models.known import KnownModel
+from effcli.models.kv_cache import leave_out_kv_cache
 from effcli.models.lora import plain_model
 from effcli.models.shapes import changed_model
 from effcli.models.tasks import head_for
@@ -36,7 +36,7 @@ def estimated(known: KnownModel, spec: EstimateSpec) -> Subject:
         changed = changed_model(config, task, spec.model, dtype, name=known.name, num_labels=spec.model.num_labels)
         if recompute:
             recompute_activations(changed.model, known.name)
-        return _without_cache(changed.model)
+        return _without_kv_cache(changed.model)
 
     can_recompute = head_for(task).model_class(config).supports_gradient_checkpointing
     return Subject(build=build, config=config, task=task, can_recompute=can_recompute)
@@ -57,7 +57,7 @@ def prepared_run(prepared: Prepared) -> tuple[Subject, Hyper]:
 
     def build_or_take(dtype: str, recompute: bool) -> torch.nn.Module:
         model = unused.pop((dtype, recompute), None)
-        return _without_cache(built(dtype, recompute).model if model is None else model)
+        return _without_kv_cache(built(dtype, recompute).model if model is None else model)
 
     subject = Subject(
         build=build_or_take,
@@ -68,9 +68,9 @@ def prepared_run(prepared: Prepared) -> tuple[Subject, Hyper]:
     return subject, first.hyper
 
 
-def _without_cache(model: torch.nn.Module) -> torch.nn.Module:
+def _without_kv_cache(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model, which is not to return keys and values: the engines never let it."""
-    leave_out_cache(model)
+    leave_out_kv_cache(model)
     return model
 
 

@@ -42,7 +42,7 @@ class _Attempt:
         """Return what should be said about the order of the rows, and about the attempts before this one."""
         spec, notes = self.prepared.spec, []
         if spec.loop.longest_first and self.start.update == 0:
-            rows = min(self.prepared.course.window, self.prepared.data.train_rows)
+            rows = min(self.prepared.window_schedule.window, self.prepared.data.train_rows)
             notes.append(f"The first update takes the {rows} longest rows, up to {self.prepared.data.longest} tokens.")
         if self.failures:
             last, origin = self.failures[-1], "the newest checkpoint" if self.start.checkpoint else "the start weights"

@@ -17,9 +17,9 @@ from effcli.data.columns import Objective
 from effcli.devices import weights_dtype
 from effcli.engines import pytorch
 from effcli.engines.base import Job, Loop
-from effcli.engines.course import Course
 from effcli.engines.precision import autocast
 from effcli.engines.window import WindowLoss
+from effcli.engines.window_schedule import WindowSchedule
 from effcli.memory.allocator import PlainAllocator
 from effcli.models.build import recompute_activations
 from effcli.models.tasks import head_for
@@ -133,7 +133,7 @@ def _update_of(case: Case, model: PreTrainedModel, optimizer: torch.optim.Optimi
     loop = {
         "device": torch.device("cpu"),
         "precision": case.precision,
-        "course": Course(num_rows=num_rows, batch_size=ROWS, accum=case.accum),
+        "window_schedule": WindowSchedule(num_rows=num_rows, batch_size=ROWS, accum=case.accum),
         "max_grad_norm": 1.0,
         "seed": 42,
     }

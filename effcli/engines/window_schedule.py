@@ -22,7 +22,7 @@ START = Position()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class WindowSchedule:
     """How the rows of each epoch are cut into windows of `batch_size` x `accum` rows.
 
     The windows are cut from `origin` on: the start of the run, or where a resumed run changed the size of its window.

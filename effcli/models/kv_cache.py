@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def without_cache(model: torch.nn.Module) -> Iterator[None]:
+def without_kv_cache(model: torch.nn.Module) -> Iterator[None]:
     """Keep decoders from returning keys and values, and let them again afterwards."""
     before = [(config, config.use_cache) for config in _caching(model)]
-    leave_out_cache(model)
+    leave_out_kv_cache(model)
     try:
         yield
     finally:
@@ -23,7 +23,7 @@ def without_cache(model: torch.nn.Module) -> Iterator[None]:
             config.use_cache = used
 
 
-def leave_out_cache(model: torch.nn.Module) -> None:
+def leave_out_kv_cache(model: torch.nn.Module) -> None:
     """Keep decoders from returning keys and values from now on."""
     for config in _caching(model):
         config.use_cache = False
