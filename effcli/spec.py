@@ -199,7 +199,7 @@ class LoopSpec(Section):
     accum: int = Field(default=1, ge=1, le=LARGEST)
     """Micro-batches accumulated per update."""
     auto_batch: bool = False
-    """After running out of memory, try again with half the micro-batch and twice the accumulation."""
+    """When memory runs out, go on with a smaller micro-batch and more accumulation; the rows per update stay."""
     longest_first: bool = False
     """Begin the first epoch with the longest rows, so that a run that cannot fit fails at its first update."""
     epochs: int = Field(default=3, ge=1, le=LARGEST)

@@ -1,4 +1,4 @@
-"""`--auto-batch` halves the micro-batch until it fits; the run is the one that was started with that size."""
+"""`--auto-batch` takes a smaller micro-batch until it fits; the run is the one that was started with that size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DistilBertForSequenceClassification
 
-from effcli.measure.record import Attempt
+from effcli.measure.record import BatchSizes
 from effcli.pipeline.auto_batch import smaller
 from tests.commands import csv_file, effcli, saved_weights
 from tests.full_memory import CUDA_ALLOCATOR, cuda_error, no_memory_above, no_memory_in
@@ -26,8 +26,8 @@ def run(distilbert: Path, tmp_path: Path) -> tuple[object, ...]:
     return ("train", distilbert, "--data", csv_file(tmp_path / "d.csv", 20), "--epochs", 2, "--json")
 
 
-def sizes(micro: int, accum: int, eval_batch: int | None = None) -> Attempt:
-    return Attempt(micro=micro, accum=accum, eval_batch=micro if eval_batch is None else eval_batch)
+def sizes(micro: int, accum: int, eval_batch: int | None = None) -> BatchSizes:
+    return BatchSizes(micro=micro, accum=accum, eval_batch=micro if eval_batch is None else eval_batch)
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -65,7 +65,7 @@ def test_a_run_that_fits_only_in_halves_is_the_run_that_was_started_so_bit_for_b
     assert record["total_updates"] == asked["total_updates"] == 6
     assert record["history"] == asked["history"]
     assert same_weights(tmp_path / "found", tmp_path / "asked")
-    tried = [(facts["sizes"]["micro"], facts["tried_next"]["micro"]) for facts in record["out_of_memory"]]
+    tried = [(facts["sizes"]["micro"], facts["next_sizes"]["micro"]) for facts in record["out_of_memory"]]
     assert tried == [(8, 4), (4, 2)]
     assert "beginning again from the start weights with --batch-size 2 --accum 4, the same 8 rows" in found.stderr
     assert "batch_size: 2" in (tmp_path / "found" / "recipe.yaml").read_text()
@@ -136,7 +136,7 @@ def test_an_evaluation_that_does_not_fit_is_made_in_smaller_batches_and_changes_
         (sizes(8, 1, 32), sizes(4, 2, 4)),
     ],
 )
-def test_the_next_micro_batch_divides_the_rows_of_an_update(before: Attempt, after: Attempt | None) -> None:
+def test_the_next_micro_batch_divides_the_rows_of_an_update(before: BatchSizes, after: BatchSizes | None) -> None:
     assert smaller(before, doing="backward", train_rows=16, eval_rows=16) == after
     if after is not None:
         assert after.micro * after.accum == before.micro * before.accum

@@ -63,10 +63,10 @@ def test_any_flipped_byte_is_noticed_and_the_checkpoint_before_is_used(name: str
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         (newest / name).write_bytes(changed)
-        path, saved, damaged = store.newest_intact()
-        assert (path, saved.update, damaged) == (older, 1, [newest]), (name, place)
+        found = store.newest_intact()
+        assert (found.path, found.progress.update, found.damaged) == (older, 1, (newest,)), (name, place)
     (newest / name).write_bytes(content)
-    assert store.newest_intact()[0] == newest
+    assert store.newest_intact().path == newest
 
 
 def truncate(path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_lacks_something_is_passed_over(damage: Callable[[Path
     store = store_of(tmp_path, 2)
     older, newest = store.paths()
     damage(newest)
-    assert store.newest_intact()[0] == older
+    assert store.newest_intact().path == older
     damage(older)
     with pytest.raises(TrainingFailedError, match="every checkpoint in"):
         store.newest_intact()
@@ -104,13 +104,13 @@ def test_damaged_checkpoints_go_with_the_next_one_and_do_not_count(tmp_path: Pat
     older, intact, first, second = store_of(tmp_path, 4).paths()
     truncate(first / TRAINING)
     truncate(second / TRAINING)
-    damaged = CheckpointStore(tmp_path, keep=2).newest_intact()[2]
-    assert damaged == [second, first]
+    damaged = CheckpointStore(tmp_path, keep=2).newest_intact().damaged
+    assert damaged == (second, first)
     store = CheckpointStore(tmp_path, keep=2, damaged=damaged)
     assert store.paths() == [older, intact, first, second]
     store.save(made(3), **Trained().parts)
     assert store.paths() == [intact, first]
-    assert store.newest_intact()[0] == first
+    assert store.newest_intact().path == first
 
 
 class Marker:
@@ -131,7 +131,7 @@ def test_a_pickle_that_would_run_code_is_not_loaded(tmp_path: Path) -> None:
         sums = json.loads((path / MANIFEST).read_text())
         sums[TRAINING] = hashlib.sha256((path / TRAINING).read_bytes()).hexdigest()
         (path / MANIFEST).write_text(json.dumps(sums))
-        assert CheckpointStore(tmp_path / "c", keep=1).newest_intact()[0] == path
+        assert CheckpointStore(tmp_path / "c", keep=1).newest_intact().path == path
         with pytest.raises(TrainingFailedError, match="more than tensors and plain values") as raised:
             restore(path, **trained.parts)
         assert "\n" not in str(raised.value)

@@ -53,11 +53,11 @@ class Run:
         assert [path.name for path in self.store.paths()] == ["update-00000001"]
         found = self.store.newest_intact()
         assert found is not None
-        assert (found[1].update, found[2]) == (1, [])
+        assert (found.progress.update, found.damaged) == (1, ())
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(model.parameters())
         scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=9)
-        restore(found[0], model=model, optimizer=optimizer, scheduler=scheduler)
+        restore(found.path, model=model, optimizer=optimizer, scheduler=scheduler)
         assert all(torch.equal(value, self.first[name]) for name, value in model.state_dict().items())
 
 
@@ -157,7 +157,7 @@ def test_any_step_of_a_save_may_fail(name: str, run: Run, tmp_path: Path, monkey
             assert set(names) <= {"update-00000001", "update-00000002"}
             found = run.store.newest_intact()
             assert found is not None
-            assert (found[1].update, found[2]) == (2, [])
+            assert (found.progress.update, found.damaged) == (2, ())
 
 
 @pytest.mark.parametrize("name", ["rename", "fsync", "mkdir"])

@@ -160,12 +160,11 @@ def test_weights_that_a_step_broke_are_not_saved(
 
 def session(scaler: Any) -> TrainingSession:
     return TrainingSession(
-        start_update=0,
         window_schedule=WindowSchedule(num_rows=100, batch_size=1, accum=1),
         total_updates=100,
         save_every=1000,
         progress=QuietProgress(),
-        prepare=lambda: None,
+        prepare=lambda scaler: None,
         read_lr=lambda: 0.1,
         read_clip_norm=lambda: None,
         read_samples=lambda: 1,

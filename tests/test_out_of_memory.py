@@ -122,7 +122,7 @@ def test_memory_that_runs_out_while_the_model_is_loaded_touches_no_folder(
 
 
 def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_where_all_are_not() -> None:
-    from effcli.measure.record import Attempt, OutOfMemoryFacts
+    from effcli.measure.record import BatchSizes, OutOfMemoryFacts
     from effcli.memory.plan import MemoryPlan
     from effcli.pipeline.out_of_memory import training_advice
     from effcli.pipeline.run_plan import FailurePlan
@@ -131,7 +131,7 @@ def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_w
         return Change(name="", flags=flags, peak_allocated_bytes=peak, saved_bytes=1000 - peak, peak_phase="step")
 
     facts = OutOfMemoryFacts(
-        device="cuda:0", doing="backward", update=1, sizes=Attempt(micro=1, accum=1, eval_batch=1), rows=1, tokens=8,
+        device="cuda:0", doing="backward", update=1, sizes=BatchSizes(micro=1, accum=1, eval_batch=1), rows=1, tokens=8,
         peak_allocated_bytes=900, peak_reserved_bytes=900, peak_rss_bytes=1, available_bytes=0, error="",
     )  # fmt: skip
     alone, together = change("--gradient-checkpointing", 800), change("--gradient-checkpointing --optim x8bit", 500)
@@ -144,6 +144,7 @@ def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_w
         return training_advice(facts, FailurePlan(there=plan, whole=plan, combined=(together,)))
 
     assert advice(900) == "the cheapest change that should fit is --gradient-checkpointing"
+    assert advice(800) == advice(900)  # it saves just what is lacking
     assert advice(600) == (
         "no single change would be enough; together these should fit: --gradient-checkpointing --optim x8bit"
     )

@@ -138,6 +138,14 @@ def test_changes_are_what_a_plan_with_the_setting_gives() -> None:
     }
 
 
+@pytest.mark.parametrize(("size", "accum", "smaller"), [(5, 1, (1, 5)), (3, 2, (2, 3)), (9, 1, (3, 3)), (6, 1, (3, 2))])
+def test_a_smaller_micro_batch_leaves_the_update_as_it_is(size: int, accum: int, smaller: tuple[int, int]) -> None:
+    settings, found = Settings(batch_size=size, max_length=64, accum=accum), predictor()
+    plan = with_changes(plan_memory(found, settings, choice(), NO_LIMIT), found, settings, choice())
+    changes = [change.flags for change in plan.changes if "--batch-size" in change.flags]
+    assert changes == ["--batch-size {} --accum {}".format(*smaller)]
+
+
 def test_a_plan_of_pure_bf16_holds_weights_of_half_the_size() -> None:
     assert weights_dtype("bf16-pure") == "bfloat16"
     halves, full = (

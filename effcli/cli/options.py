@@ -117,7 +117,7 @@ Accum = Annotated[Text, option("Micro-batches accumulated per update. Default: 1
 AutoBatch = Annotated[
     Switch,
     option(
-        "When memory runs out, halve the batch, double --accum and go on; the update stays the same.",
+        "When memory runs out, go on with a smaller batch and a larger --accum; the rows per update stay the same.",
         LOOP,
         name="--auto-batch",
     ),

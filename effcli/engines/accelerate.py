@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from effcli.engines.base import Job, UpdateResult
 from effcli.engines.precision import check_scaler
-from effcli.engines.window import window_items, windows
+from effcli.engines.window import run_windows, window_items
 
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "bf16-pure": "no"}
 
@@ -28,44 +28,29 @@ def run(job: Job) -> None:
     accelerator = Accelerator(mixed_precision=MIXED_PRECISION[loop.precision], cpu=loop.device.type == "cpu")
     check_scaler(loop, accelerator.scaler)
     model, optimizer, loader = accelerator.prepare(job.model, job.optimizer, job.loader)
-    update = job.start_update
     job.observer.train_begin(accelerator.scaler)
     model.train()
 
-    while update < loop.total_updates:
-        position = loop.window_schedule.position(update)
-        # On the prepared loader: it counts its own iterations and would set the sampler's epoch back to that count.
-        loader.set_epoch(position.epoch)
-        job.loader.skip_next(position.rows)
-        for window in windows(loader, loop.window_schedule.accum):
-            num_items = window_items(window)
-            loss = 0.0
-            for index, batch in enumerate(window):
-                labels = batch.pop("labels")
-                last = index == len(window) - 1
-                with nullcontext() if last else accelerator.no_sync(model):
-                    share = job.window_loss.scaled(model(**batch).logits, labels, num_items)
-                    accelerator.backward(share)
-                loss += share.detach()
-                del share
+    for window in run_windows(job, loader):
+        num_items = window_items(window)
+        loss = 0.0
+        for index, batch in enumerate(window):
+            labels = batch.pop("labels")
+            last = index == len(window) - 1
+            with nullcontext() if last else accelerator.no_sync(model):
+                share = job.window_loss.scaled(model(**batch).logits, labels, num_items)
+                accelerator.backward(share)
+            loss += share.detach()
+            del share
 
-            grad_norm = float(accelerator.clip_grad_norm_(model.parameters(), loop.clip_norm))
-            job.observer.before_step(loss=float(loss), grad_norm=grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            if not accelerator.optimizer_step_was_skipped:
-                job.scheduler.step()
-
-            update += 1
-            job.observer.after_update(
-                UpdateResult(
-                    loss=float(loss),
-                    grad_norm=grad_norm,
-                    skipped=accelerator.optimizer_step_was_skipped,
-                )
-            )
-            if update == loop.total_updates:
-                break
+        grad_norm = float(accelerator.clip_grad_norm_(model.parameters(), loop.clip_norm))
+        job.observer.before_step(loss=float(loss), grad_norm=grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        skipped = accelerator.optimizer_step_was_skipped
+        if not skipped:
+            job.scheduler.step()
+        job.observer.after_update(UpdateResult(loss=float(loss), grad_norm=grad_norm, skipped=skipped))
 
     # Mixed precision wraps `forward` in place; take the wrapper off so that the model can be saved and reused.
     accelerator.unwrap_model(model, keep_fp32_wrapper=False)

@@ -48,6 +48,15 @@ class CheckpointProgress:
     evaluations: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest intact checkpoint, its progress, and the damaged newer ones that were passed over, newest first."""
+
+    path: Path
+    progress: CheckpointProgress
+    damaged: tuple[Path, ...]
+
+
 class CheckpointStore:
     """The checkpoints of one run folder; keeps the newest `keep`.
 
@@ -103,12 +112,16 @@ class CheckpointStore:
         """Return the checkpoints, oldest first; only complete ones ever had this name."""
         return sorted(self._folder.glob(f"{PREFIX}*"))
 
-    def newest_intact(self) -> tuple[Path, CheckpointProgress, list[Path]] | None:
-        """Return the newest checkpoint whose checksums hold, and the damaged newer ones that were passed over."""
+    def newest_intact(self) -> Found | None:
+        """Return the newest checkpoint whose checksums hold; None where there is no checkpoint.
+
+        Raises:
+            TrainingFailedError: all checkpoints are damaged, or the intact one is of another version of effcli.
+        """
         damaged: list[Path] = []
         for path in reversed(self.paths()):
             if _intact(path):
-                return path, _read_progress(path / PROGRESS), damaged
+                return Found(path=path, progress=_read_progress(path / PROGRESS), damaged=tuple(damaged))
             damaged.append(path)
         if damaged:
             raise TrainingFailedError(f"every checkpoint in '{self._folder}' is damaged; start again with --overwrite")

@@ -7,7 +7,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from effcli.engines.base import Batch, Job, UpdateResult
 from effcli.engines.precision import autocast
-from effcli.engines.window import window_items, windows
+from effcli.engines.window import run_windows, window_items
 
 
 def run(job: Job) -> None:
@@ -15,35 +15,26 @@ def run(job: Job) -> None:
     loop, model, optimizer = job.loop, job.model, job.optimizer
     scaler = torch.amp.GradScaler(loop.device.type, enabled=loop.precision == "fp16")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    update = job.start_update
     job.observer.train_begin(scaler if scaler.is_enabled() else None)
     model.train()
 
-    while update < loop.total_updates:
-        position = loop.window_schedule.position(update)
-        job.loader.set_epoch(position.epoch)
-        job.loader.skip_next(position.rows)
-        for window in windows(job.loader, loop.window_schedule.accum):
-            num_items = window_items(window)
-            loss = float(sum(_micro_step(job, scaler, batch, num_items) for batch in window))
+    for window in run_windows(job, job.loader):
+        num_items = window_items(window)
+        loss = float(sum(_micro_step(job, scaler, batch, num_items) for batch in window))
 
-            scaler.unscale_(optimizer)
-            norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-            grad_norm = float(norm)
-            job.observer.before_step(loss=loss, grad_norm=grad_norm)
-            clip_grads_with_norm_(parameters, loop.clip_norm, norm)
-            scale = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            skipped = scaler.get_scale() < scale
-            if not skipped:
-                job.scheduler.step()
-
-            update += 1
-            job.observer.after_update(UpdateResult(loss=loss, grad_norm=grad_norm, skipped=skipped))
-            if update == loop.total_updates:
-                break
+        scaler.unscale_(optimizer)
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        grad_norm = float(norm)
+        job.observer.before_step(loss=loss, grad_norm=grad_norm)
+        clip_grads_with_norm_(parameters, loop.clip_norm, norm)
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        skipped = scaler.get_scale() < scale
+        if not skipped:
+            job.scheduler.step()
+        job.observer.after_update(UpdateResult(loss=loss, grad_norm=grad_norm, skipped=skipped))
 
 
 def _micro_step(job: Job, scaler: torch.amp.GradScaler, batch: Batch, num_items: int) -> torch.Tensor:

@@ -67,17 +67,17 @@ class TrainingSession:
 
     The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_clip_norm` the norm that
     it was held to, `read_samples` the rows it took, `evaluate` scores the model (None without evaluation data), `save`
-    writes a checkpoint, `prepare` sets the state that the first update starts from, `find_broken_gradient` returns the
-    name of the first parameter whose gradient is not finite, None where that says nothing. `saved_update` is the update
-    of the newest checkpoint, None before there is one.
+    writes a checkpoint, `prepare` is given the scaler of fp16 and sets the state that the first update starts from,
+    `find_broken_gradient` returns the name of the first parameter whose gradient is not finite, None where that says
+    nothing. `update` counts the updates done, `saved_update` is that of the newest checkpoint, None before there is
+    one.
     """
 
-    start_update: int
     window_schedule: WindowSchedule
     total_updates: int
     save_every: int | None
     progress: Progress
-    prepare: Callable[[], None]
+    prepare: Callable[[torch.amp.GradScaler | None], None]
     read_lr: Callable[[], float]
     read_clip_norm: Callable[[], float | None]
     read_samples: Callable[[], int]
@@ -98,9 +98,8 @@ class TrainingSession:
     def train_begin(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Set the random state and start the clock."""
         self.scaler = scaler
-        self.update = self.start_update
-        self.prepare()
-        self.progress.start(first_update=self.start_update, total_updates=self.total_updates)
+        self.prepare(scaler)
+        self.progress.start(first_update=self.update, total_updates=self.total_updates)
         self.start_clock()
 
     def before_step(self, *, loss: float, grad_norm: float) -> None:
@@ -116,8 +115,8 @@ class TrainingSession:
         """Record one update; evaluate and save where the epoch or the run ends.
 
         Raises:
-            TrainingFailedError: a loss or the gradient norm is not finite (an overflow that the fp16 scaler skipped is
-                fine).
+            TrainingFailedError: the evaluation loss is not finite, or the fp16 scaler skipped too many updates in a
+                row, or let one pass whose loss or gradient norm is not finite.
             InterruptedRunError: a signal asked to stop; the state was saved first.
         """
         self.pause_clock()
@@ -161,6 +160,8 @@ class TrainingSession:
 
     def _check_scaler(self, result: UpdateResult) -> None:
         """Let the fp16 scaler skip steps while it looks for a scale, but neither for ever nor with a broken loss."""
+        if self.scaler is None:
+            return
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
         if self.skipped_in_a_row == SKIPPED_IN_A_ROW:
             raise TrainingFailedError(

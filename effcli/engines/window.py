@@ -16,11 +16,28 @@ import torch
 from torch.nn import functional
 
 from effcli.data.batches import IGNORED
-from effcli.engines.base import Batch
+from effcli.engines.base import Batch, Job
 from effcli.errors import TrainingFailedError
 
 if TYPE_CHECKING:
+    from effcli.data.batches import EpochLoader
     from effcli.data.columns import Objective
+
+
+def run_windows(job: Job, loader: EpochLoader) -> Iterator[list[Batch]]:
+    """Yield the windows of the updates that are left, epoch after epoch.
+
+    `loader` is the job's, or what accelerate made of it. That one takes the epoch, since it counts its iterations
+    and would set the sampler's epoch back to that count; what to skip only the job's own takes (accelerate 1.15).
+    """
+    schedule, update, total = job.loop.window_schedule, job.start_update, job.loop.total_updates
+    while update < total:
+        position = schedule.position(update)
+        loader.set_epoch(position.epoch)
+        job.loader.skip_next(position.rows)
+        for window in islice(windows(loader, schedule.accum), total - update):
+            yield window
+            update += 1
 
 
 def windows(batches: Iterable[Batch], accum: int) -> Iterator[list[Batch]]:
@@ -45,7 +62,7 @@ def window_items(window: Sequence[Batch]) -> int:
     if not num_items:
         raise TrainingFailedError(
             f"nothing to learn from in a window of {len(window)} micro-batches: every label in it is {IGNORED}, which "
-            "the loss leaves out"
+            "the loss leaves out; remove rows whose label or target is empty, or use a larger --batch-size or --accum"
         )
     return num_items
 

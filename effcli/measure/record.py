@@ -15,6 +15,8 @@ from effcli.units import StateAmount
 
 SCHEMA_VERSION = 1
 Status = Literal["planned", "completed", "interrupted", "failed"]
+Doing = Literal["loading", "forward", "backward", "step", "evaluation"]
+"""Parts of a run in which memory may run out."""
 
 
 class ModelFacts(Fact):
@@ -144,7 +146,7 @@ class Measured(Fact):
     weight_changes: WeightChangeFacts | None = None
 
 
-class Attempt(Fact):
+class BatchSizes(Fact):
     """The sizes that a run had when memory ran out; `eval_batch` rows are evaluated at once."""
 
     micro: int
@@ -155,17 +157,16 @@ class Attempt(Fact):
 class OutOfMemoryFacts(Fact):
     """One time that memory ran out: where, what was planned there, what was measured by then, and what would fit.
 
-    `doing` is loading, forward, backward, step or evaluation; `update` the one that was being made or was evaluated, 0
-    before the first; `rows` and `tokens` the shape of the batch, None where none was in the model. `planned` is the
-    phase of the plan's peak at that shape, None where nothing is planned. `changes` and `largest_batch_size` are held
-    against `budget_bytes`. `available_bytes` are those of the device after the failure. `tried_next` are the sizes that
-    the run began again with.
+    `doing` is the part of the run; `update` the one that was being made or was evaluated, 0 before the first; `rows`
+    and `tokens` the shape of the batch, None where none was in the model. `planned` is the phase of the plan's peak at
+    that shape, None where nothing is planned. `changes` and `largest_batch_size` are held against `budget_bytes`.
+    `available_bytes` are those of the device after the failure. `next_sizes` are those that the run began again with.
     """
 
     device: str
-    doing: str
+    doing: Doing
     update: int
-    sizes: Attempt
+    sizes: BatchSizes
     rows: int | None
     tokens: int | None
     planned: PhaseBytes | None = None
@@ -178,7 +179,7 @@ class OutOfMemoryFacts(Fact):
     changes: tuple[Change, ...] = ()
     largest_batch_size: int | None = None
     advice: str = ""
-    tried_next: Attempt | None = None
+    next_sizes: BatchSizes | None = None
     error: str
 
 

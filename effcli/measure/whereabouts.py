@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from effcli.measure.record import Doing
 
 if TYPE_CHECKING:
     import torch
-
-Doing = Literal["loading", "forward", "backward", "step", "evaluation"]
 
 
 class Whereabouts:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from effcli.memory.caching_allocator import CachingAllocator, CapacityError
-from effcli.memory.plan import Fits
+from effcli.memory.plan import Change, Fits, MemoryPlan
 from effcli.memory.replay import Replay, replay
 from effcli.memory.tape import Program
 
@@ -31,6 +31,24 @@ def verdict(*, device_total_bytes: int, budget_bytes: int) -> Fits:
     if device_total_bytes <= (1 - SPARE) * budget_bytes:
         return "fits"
     return "tight" if device_total_bytes <= budget_bytes else "no"
+
+
+def lacking_bytes(plan: MemoryPlan) -> int:
+    """Return the bytes that a plan needs beyond its budget; negative where there is room."""
+    return (plan.device_total_bytes or 0) - (plan.budget_bytes or 0)
+
+
+def is_enough(change: Change, plan: MemoryPlan) -> bool:
+    """Return whether a change alone makes a plan fit, or leaves more room where it hardly does."""
+    return change.saved_bytes > 0 and change.saved_bytes >= lacking_bytes(plan)
+
+
+def largest_divisor(effective: int, *, at_most: int) -> int:
+    """Return the largest micro-batch that divides the `effective` rows of an update, which stays the same with it.
+
+    0 where `at_most` allows not even 1 row.
+    """
+    return next((size for size in range(at_most, 0, -1) if effective % size == 0), 0)
 
 
 def under_pressure(program: Program, played: Replay, capacity_bytes: int) -> Replay:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from effcli.devices import available_bytes
 from effcli.errors import OutOfMemoryError, TraceError
 from effcli.measure.peak import cuda_peak_allocated_bytes, cuda_peak_reserved_bytes, peak_rss_bytes
-from effcli.measure.record import Attempt, OutOfMemoryFacts
+from effcli.measure.record import BatchSizes, Doing, OutOfMemoryFacts
+from effcli.memory.fit import is_enough
 from effcli.memory.plan import MemoryPlan, PhaseBytes
 from effcli.pipeline.auto_batch import sizes_of
 from effcli.pipeline.run_plan import FailurePlan, failure_plan
@@ -33,30 +34,31 @@ class RunOutOfMemoryError(OutOfMemoryError):
         self.facts = facts
 
 
-def facts_of(prepared: Prepared, error: str, *, update: int, whereabouts: Whereabouts) -> OutOfMemoryFacts:
-    """Return where memory ran out and what was measured by then; `update` is the one that was being made."""
+def facts_of(prepared: Prepared, error: str, *, updates_done: int, whereabouts: Whereabouts) -> OutOfMemoryFacts:
+    """Return where memory ran out, in the update after those done or in the evaluation, and what was measured."""
     doing = whereabouts.doing
-    shape = {"rows": whereabouts.rows, "tokens": whereabouts.tokens}
-    return _facts(prepared, error).model_copy(
-        update={"doing": doing, "update": update - 1 if doing == "evaluation" else update, **shape}
-    )
+    update = updates_done if doing == "evaluation" else updates_done + 1
+    return _facts(prepared, error, doing=doing, update=update, rows=whereabouts.rows, tokens=whereabouts.tokens)
 
 
 def loading_facts(prepared: Prepared, error: str, plan: MemoryPlan | None) -> OutOfMemoryFacts:
     """Return that memory ran out while the model was loaded, and what its weights take by the plan of the run."""
     alone = f"the weights alone take {format_bytes(plan.phases['forward'].weights_bytes)}; " if plan else ""
-    return _facts(prepared, error).model_copy(update={"advice": f"{alone}use {_ELSEWHERE}"})
+    facts = _facts(prepared, error, doing="loading", update=0)
+    return facts.model_copy(update={"advice": f"{alone}use {_ELSEWHERE}"})
 
 
-def _facts(prepared: Prepared, error: str) -> OutOfMemoryFacts:
+def _facts(
+    prepared: Prepared, error: str, *, doing: Doing, update: int, rows: int | None = None, tokens: int | None = None
+) -> OutOfMemoryFacts:
     device: torch.device = prepared.device
     return OutOfMemoryFacts(
         device=str(device),
-        doing="loading",
-        update=0,
+        doing=doing,
+        update=update,
         sizes=sizes_of(prepared.spec.loop),
-        rows=None,
-        tokens=None,
+        rows=rows,
+        tokens=tokens,
         peak_allocated_bytes=cuda_peak_allocated_bytes(device),
         peak_reserved_bytes=cuda_peak_reserved_bytes(device),
         peak_rss_bytes=peak_rss_bytes(),
@@ -65,9 +67,9 @@ def _facts(prepared: Prepared, error: str) -> OutOfMemoryFacts:
     )
 
 
-def going_on(facts: OutOfMemoryFacts, sizes: Attempt) -> OutOfMemoryFacts:
+def going_on(facts: OutOfMemoryFacts, sizes: BatchSizes) -> OutOfMemoryFacts:
     """Return the facts with the sizes that the run begins again with."""
-    return facts.model_copy(update={"tried_next": sizes, "advice": f"beginning again with {_words(sizes)}"})
+    return facts.model_copy(update={"next_sizes": sizes, "advice": f"beginning again with {_words(sizes)}"})
 
 
 def explained(facts: OutOfMemoryFacts, prepared: Prepared, limits: Limits) -> OutOfMemoryFacts:
@@ -105,9 +107,8 @@ def training_advice(facts: OutOfMemoryFacts, plan: FailurePlan) -> str:
     if alone:
         others = f" (or {', or '.join(alone[1:])})" if alone[1:] else ""
         return f"the cheapest change that should fit is {alone[0]}{others}"
-    lacking = (whole.device_total_bytes or 0) - (whole.budget_bytes or 0)
     for change in plan.combined:
-        if change.saved_bytes >= lacking:
+        if is_enough(change, whole):
             return f"no single change would be enough; together these should fit: {change.flags}"
     least = min(plan.combined, key=lambda change: change.peak_allocated_bytes, default=None)
     even = f", even {least.flags} takes {format_bytes(least.peak_allocated_bytes)}" if least else ""
@@ -135,14 +136,14 @@ def sentence(facts: OutOfMemoryFacts) -> str:
     )
 
 
-def _words(sizes: Attempt) -> str:
+def _words(sizes: BatchSizes) -> str:
     """Return sizes as flags."""
     return f"--batch-size {sizes.micro} --accum {sizes.accum} --eval-batch-size {sizes.eval_batch}"
 
 
 def where(facts: OutOfMemoryFacts) -> str:
     """Return in which part of the run memory ran out, and with which batch."""
-    places = {
+    places: dict[Doing, str] = {
         "loading": "while the model was loaded",
         "forward": f"in the forward pass of update {facts.update}",
         "backward": f"in the backward pass of update {facts.update}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, under_pressure, verdict
+from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, largest_divisor, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
 from effcli.memory.replay import LivePart, Moment, Replay, phases, timeline
 from effcli.optim import registry
@@ -134,8 +134,11 @@ def _of_the_loop(
         recomputed = replace(settings, gradient_checkpointing=True)
         yield "recompute activations", "--gradient-checkpointing", recomputed, choice
     if size > 1:
-        flags = f"--batch-size {size // 2} --accum {accum * 2}"
-        yield "half the micro-batch", flags, replace(settings, batch_size=size // 2, accum=accum * 2), choice
+        smaller = largest_divisor(size * accum, at_most=(size + 1) // 2)
+        name = "half the micro-batch" if 2 * smaller == size else "a smaller micro-batch"
+        times = size * accum // smaller
+        flags = f"--batch-size {smaller} --accum {times}"
+        yield name, flags, replace(settings, batch_size=smaller, accum=times), choice
     yield "one more accumulation step", f"--accum {accum + 1}", replace(settings, accum=accum + 1), choice
 
 

@@ -48,13 +48,13 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
 
     Raises:
         UsageError: the specification or the data changed in what is learnt, or the run is already complete.
-        TrainingFailedError: there are checkpoints and all of them are damaged.
+        TrainingFailedError: all checkpoints are damaged, or the intact one is of another version of effcli.
     """
     found = CheckpointStore(folder.checkpoints, keep=prepared.spec.output.keep).newest_intact()
     if found is None:
         return Start(notes=("No checkpoint yet: starting from the first update.",))
-    path, saved, damaged = found
-    notes = [f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in damaged]
+    saved = found.progress
+    notes = [f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in found.damaged]
     _refuse_changes(prepared, saved)
     loop = saved.spec["loop"]
     before = WindowSchedule(
@@ -62,8 +62,8 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     )
     position = before.position(saved.update)
     origin = saved.origin if before.window == prepared.window_schedule.window else position
-    now = replace(prepared.window_schedule, origin=origin)
-    total = replace(prepared, origin=origin).total_updates
+    resumed = replace(prepared, origin=origin)
+    now, total = resumed.window_schedule, resumed.total_updates
     if saved.update >= total and is_complete(folder):
         raise UsageError(
             f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
@@ -76,14 +76,14 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
             f"The run was to end at update {saved.total_updates}: the learning-rate schedule changes with that."
         )
     return Start(
-        checkpoint=path,
+        checkpoint=found.path,
         update=saved.update,
         origin=origin,
         history=tuple(Update(**line) for line in saved.history),
         evaluations=tuple(Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations),
         first_window=saved.first_window,
         rows_fingerprint=saved.rows_fingerprint,
-        damaged=tuple(damaged),
+        damaged=found.damaged,
         notes=tuple(notes),
     )
 

@@ -92,6 +92,7 @@ class Run:
         )
         self._clipping = PercentileClipping(model, self._optimizer, self._loop)
         self._clipping.remember(start.history)
+        self._watchers = (self._probe, self._meter, self._whereabouts, self._weight_changes, self._clipping)
         self._start = start
         self._rows_fingerprint = start.rows_fingerprint
         self._first_window = start.first_window or self._loop.window_schedule.window
@@ -100,12 +101,11 @@ class Run:
         """Run the engine to its end and return the saved record; see `train` for what it raises."""
         spec, prepared = self._prepared.spec, self._prepared
         session = TrainingSession(
-            start_update=self._start.update,
             window_schedule=self._loop.window_schedule,
             total_updates=self._loop.total_updates,
             save_every=spec.output.save_every,
             progress=self._progress,
-            prepare=lambda: self._begin(session.scaler),
+            prepare=self._begin,
             read_lr=lambda: self._probe.last_lr,
             read_clip_norm=lambda: self._clipping.limit,
             read_samples=self._meter.rows_since_last,
@@ -169,11 +169,8 @@ class Run:
             raise
         finally:
             self._progress.stop()
-            self._probe.detach()
-            self._meter.detach()
-            self._whereabouts.detach()
-            self._weight_changes.detach()
-            self._clipping.detach()
+            for watcher in self._watchers:
+                watcher.detach()
         return self._finish(session, "completed", None)
 
     def _begin(self, scaler: torch.amp.GradScaler | None) -> None:
@@ -238,7 +235,7 @@ class Run:
 
     def _out_of_memory(self, session: TrainingSession, error: str) -> OutOfMemoryFacts:
         """Return what is known about memory that ran out, and keep it for the record."""
-        facts = facts_of(self._prepared, error, update=session.update + 1, whereabouts=self._whereabouts)
+        facts = facts_of(self._prepared, error, updates_done=session.update, whereabouts=self._whereabouts)
         facts = self._explain(facts)
         self._record = self._record.model_copy(update={"out_of_memory": (*self._record.out_of_memory, facts)})
         return facts

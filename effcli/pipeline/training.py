@@ -88,9 +88,9 @@ def train(
         try:
             return _run(attempt, folder, progress, overwrite=overwrite, stop_after_updates=stop_after_updates)
         except RunOutOfMemoryError as error:
-            if error.facts.tried_next is None:
+            if error.facts.next_sizes is None:
                 raise
-            failures, sizes = (*failures, error.facts), error.facts.tried_next
+            failures, sizes = (*failures, error.facts), error.facts.next_sizes
         free_memory()  # here, where the error is gone and with it the last reference to the model that failed
         prepared = with_sizes(prepared, sizes)
         resume, overwrite = any(folder.checkpoints.glob("*")), False

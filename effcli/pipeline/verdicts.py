@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from effcli.errors import OverBudgetError
 from effcli.measure.record import EstimateRecord, RunRecord
 from effcli.measure.search_record import SearchRecord
+from effcli.memory.fit import is_enough, largest_divisor
 from effcli.memory.plan import MemoryPlan
 from effcli.units import format_bytes
 
@@ -104,12 +105,10 @@ def fitting_changes(plan: MemoryPlan, *, batch_size: int, accum: int) -> list[st
 
 def _enough(plan: MemoryPlan, batch_size: int, accum: int) -> Iterator[str]:
     """Yield flags that make the plan fit: a smaller micro-batch of the same update, and single changes."""
-    lacking = (plan.device_total_bytes or 0) - (plan.budget_bytes or 0)
     effective = batch_size * accum
-    largest = min(plan.largest_batch_size or 0, batch_size - 1)
-    smaller = next((size for size in range(largest, 0, -1) if effective % size == 0), None)
-    if smaller is not None:
+    smaller = largest_divisor(effective, at_most=min(plan.largest_batch_size or 0, batch_size - 1))
+    if smaller:
         yield f"--batch-size {smaller} --accum {effective // smaller} (the same update)"
     for change in sorted(plan.changes, key=lambda change: -change.saved_bytes):
-        if change.saved_bytes > max(lacking, 0) and "--batch-size" not in change.flags:
+        if is_enough(change, plan) and "--batch-size" not in change.flags:
             yield change.flags
