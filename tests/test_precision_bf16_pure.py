@@ -96,6 +96,21 @@ def test_a_large_model_is_compared_on_evenly_spaced_weights(monkeypatch: pytest.
     assert found.share == pytest.approx(0.25, abs=0.01)
 
 
+def test_many_small_weights_count_for_no_more_than_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "MAX_COMPARED", 1000)
+    small = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2000)]
+    large = torch.nn.Parameter(torch.ones(6000, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([*small, large], lr=1.0)
+    changes = WeightChanges(torch.nn.ParameterList([*small, large]), optimizer)
+    for weight in small:
+        weight.grad = torch.full_like(weight, 1e-4)  # too small beside 1.0
+    large.grad = torch.ones_like(large)
+    optimizer.step()
+    found = changes.result()
+    assert 900 <= found.num_compared <= 1000
+    assert found.share == pytest.approx(0.5, abs=0.01)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_record_counts_what_differs_between_the_weights_before_and_after(
     engine: str, data: Path, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from effcli.measure.record import Measured, WeightChangeFacts
@@ -23,14 +24,20 @@ class WeightChanges:
     mask of the compared weights which had one. Values of the start lie in host memory; the mask takes
     `MAX_COMPARED` bytes at most where the weights are, and a step four times that for a moment before its own
     temporaries. Nothing that the run computes is touched.
+
+    The start is that of the whole run, while the mask begins anew where a run is resumed: a weight whose gradients all
+    came before and that did not change is left out, so that the share may then be too large.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         import torch
 
-        self._weights = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
-        self._num_weights = sum(weight.numel() for weight in self._weights)
+        weights = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
+        self._num_weights = sum(weight.numel() for weight in weights)
         self._stride = -(-self._num_weights // MAX_COMPARED) | 1  # odd, since most rows have an even length
+        ends = itertools.accumulate(weight.numel() for weight in weights)
+        # With the first element of each to compare: every `_stride`-th is, counted through all of them.
+        self._weights = [(w, (w.numel() - end) % self._stride) for w, end in zip(weights, ends, strict=True)]
         self._start = self._values().cpu() if self._weights else None
         self._had_gradient: torch.Tensor | None = None
         self._handles = [optimizer.register_step_pre_hook(self._before_step)] if self._weights else []
@@ -58,8 +65,10 @@ class WeightChanges:
 
         gradients = torch.cat(
             [
-                torch.zeros_like(self._sample(weight)) if weight.grad is None else self._sample(weight.grad)
-                for weight in self._weights
+                torch.zeros_like(self._sample(weight, first))
+                if weight.grad is None
+                else self._sample(weight.grad, first)
+                for weight, first in self._weights
             ]
         )
         had_one = gradients != 0
@@ -68,10 +77,10 @@ class WeightChanges:
     def _values(self) -> torch.Tensor:
         import torch
 
-        return torch.cat([self._sample(weight) for weight in self._weights])
+        return torch.cat([self._sample(weight, first) for weight, first in self._weights])
 
-    def _sample(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().reshape(-1)[:: self._stride]
+    def _sample(self, tensor: torch.Tensor, first: int) -> torch.Tensor:
+        return tensor.detach().reshape(-1)[first :: self._stride]
 
 
 def precision_notes(measured: Measured | None) -> tuple[str, ...]:
