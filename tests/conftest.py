@@ -58,4 +58,4 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def without_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare runs that are about something else the second that tracing takes."""
-    monkeypatch.setattr("effcli.pipeline.training.run_plan", lambda *_: None)
+    monkeypatch.setattr("effcli.pipeline.run_plan.RunPlanner.plan", lambda *_: None)

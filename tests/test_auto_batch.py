@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import DistilBertForSequenceClassification
 
+from effcli.data.fingerprint import fingerprint
 from effcli.measure.record import BatchSizes
+from effcli.pipeline import prepare
 from effcli.pipeline.auto_batch import smaller
 from tests.commands import csv_file, effcli, saved_weights
 from tests.full_memory import CUDA_ALLOCATOR, cuda_error, no_memory_above, no_memory_in
@@ -87,6 +89,8 @@ def test_memory_that_runs_out_later_costs_no_more_than_what_the_newest_checkpoin
         return forward(model, input_ids, **kwargs)
 
     monkeypatch.setattr(DistilBertForSequenceClassification, "forward", fails_in_the_third)
+    read: list[object] = []
+    monkeypatch.setattr(prepare, "fingerprint", lambda rows: read.append(rows) or fingerprint(rows))
     found = effcli(*common, "--auto-batch", "--out", tmp_path / "found")
     assert "Resumed after update 2 of 6." in found.stderr
     assert "beginning again from the newest checkpoint with --batch-size 4 --accum 2" in found.stderr
@@ -95,6 +99,7 @@ def test_memory_that_runs_out_later_costs_no_more_than_what_the_newest_checkpoin
         assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         assert mine["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
     assert found.record["out_of_memory"][0]["update"] == 3
+    assert len(read) == 1
 
 
 def test_a_row_that_does_not_fit_alone_is_one_clear_error_with_the_allocators_words(

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, DistilBertForSequenceClassificat
 
 from effcli import pipeline
 from effcli.measure.record import RunRecord
-from effcli.pipeline import training
+from effcli.pipeline.run_plan import RunPlanner
 from effcli.report.progress import LineProgress, QuietProgress
 from tests.commands import TINY_DISTILBERT, model_folder, saved_weights
 from tests.jobs import ENGINES
@@ -72,7 +72,7 @@ class Laboratory:
         self.batches.clear()
         flags = self.flags(engine, kind, **sections)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training, "run_plan", lambda *arguments: None)
+            patch.setattr(RunPlanner, "plan", lambda *arguments: None)
             record = pipeline.train(pipeline.resolve_spec(flags), progress=QuietProgress())
         return Outcome.of(record, Path(flags["output"]["out"]))
 

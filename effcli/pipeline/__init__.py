@@ -41,10 +41,10 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
     from effcli.pipeline.build import build
     from effcli.pipeline.facts import planned_record
     from effcli.pipeline.prepare import prepare
-    from effcli.pipeline.run_plan import present_limits, run_plan
+    from effcli.pipeline.run_plan import RunPlanner
 
     prepared = prepare(spec, progress)
-    planned = run_plan(prepared, present_limits(prepared.device), progress)
+    planned = RunPlanner(prepared).plan(prepared, progress)
     built = build(prepared, meta=True)
     for note in (*built.weight_notes, *built.notes):
         progress.note(note)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, TrainingFailedError, WriteError, first_line
+from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line
+from effcli.files import NO_ROOM, refused_write
 from effcli.pipeline.out_of_memory import RunOutOfMemoryError
 
 if TYPE_CHECKING:
@@ -50,10 +51,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _let_go(error: BaseException) -> None:
     """Clear the variables of the frames that an error came through: outputs, graph, and batches."""
-    link: BaseException | None = error
-    while link is not None:
+    for link in chain(error):
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
     free_memory()
 
 
@@ -112,10 +111,11 @@ def explained_write_failure(checkpoints: CheckpointStore) -> Iterator[None]:
         yield
     except WriteError as error:
         saved = checkpoints.paths()
+        first = "make room" if refused_write(error) in NO_ROOM else "make it writable"
         left = (
-            f"'{saved[-1]}' is intact: make room, then continue with --resume"
+            f"'{saved[-1]}' is intact: {first}, then continue with --resume"
             if saved
-            else "nothing was saved before: make room, then start again with --overwrite"
+            else f"nothing was saved before: {first}, then start again with --overwrite"
         )
         raise WriteError(f"{error}; {left}") from error
 

@@ -12,7 +12,7 @@ from effcli.measure.record import BatchSizes, Doing, OutOfMemoryFacts
 from effcli.memory.fit import is_enough
 from effcli.memory.plan import MemoryPlan, PhaseBytes
 from effcli.pipeline.auto_batch import sizes_of
-from effcli.pipeline.run_plan import FailurePlan, failure_plan
+from effcli.pipeline.run_plan import FailurePlan, RunPlanner
 from effcli.pipeline.verdicts import fitting_changes
 from effcli.units import format_bytes
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
     from effcli.measure.whereabouts import Whereabouts
-    from effcli.pipeline.planning import Limits
     from effcli.pipeline.prepare import Prepared
 
 _ELSEWHERE = "a shorter --max-length, --lora-r 8, a smaller model, or a device with more memory"
@@ -72,14 +71,12 @@ def going_on(facts: OutOfMemoryFacts, sizes: BatchSizes) -> OutOfMemoryFacts:
     return facts.model_copy(update={"next_sizes": sizes, "advice": f"beginning again with {_words(sizes)}"})
 
 
-def explained(facts: OutOfMemoryFacts, prepared: Prepared, limits: Limits) -> OutOfMemoryFacts:
+def explained(facts: OutOfMemoryFacts, prepared: Prepared, planner: RunPlanner) -> OutOfMemoryFacts:
     """Return the facts with what was planned at the failing shape and the cheapest change that would fit."""
     if facts.doing == "evaluation":
         return facts.model_copy(update={"advice": _evaluation_advice(facts)})
     try:
-        plan = failure_plan(
-            prepared, limits, rows=facts.rows, tokens=facts.tokens, doing=facts.doing, first=facts.update == 1
-        )
+        plan = planner.plan_failure(prepared, facts)
     except (TraceError, RuntimeError, MemoryError):  # the original error matters more than why it is not explained
         advice = f"use a smaller --batch-size, --gradient-checkpointing, {_ELSEWHERE}"
         return facts.model_copy(update={"advice": advice})

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from effcli.data.columns import choose
+from effcli.data.fingerprint import fingerprint
+from effcli.data.source import load_tables
+from effcli.data.tokenise import texts, tokenise
+from effcli.data.tokenizer import build_tokenizer
 from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
 from effcli.engines.compiling import check_compiles
 from effcli.engines.window_schedule import START, Position, WindowSchedule
@@ -33,7 +40,8 @@ if TYPE_CHECKING:
 class Prepared:
     """A run with everything decided and the data read; `spec` is the resolved one.
 
-    `origin` is where the run began to take windows of this size: not at its start only where a resumed run changed it.
+    `rows_fingerprint` returns that of the training rows and computes it at most once. `origin` is where the run began
+    to take windows of this size: not at its start only where a resumed run changed it.
     """
 
     spec: RunSpec
@@ -45,6 +53,7 @@ class Prepared:
     problem: Problem
     tokenizer: PreTrainedTokenizerBase
     data: PreparedData
+    rows_fingerprint: Callable[[], str]
     notes: tuple[str, ...]
     origin: Position = START
 
@@ -75,46 +84,10 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
             notes.append(sentence)
             progress.note(sentence)
 
-    refuse_many_processes()
-    quiet_transformers()
-    check_model_flags(spec.model)
-    device = resolve_device(spec.loop.device)
-    check_precision(spec.loop.precision, device)
-    if spec.loop.compile:
-        check_compiles(device)
-    check_attention(spec.model.attn, spec.loop.precision)
-    check_attention_runs(spec.model.attn, str(device))
-    entry = registry.find(spec.optim.name)
-    hyper = registry.resolve_hyper(entry, spec.optim)
-    spec = _settle_schedule(spec, entry, hyper)
-    registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
-    say(*override_notes(entry, hyper))
-    if spec.uses_builtin_demo:
-        say(
-            "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "
-            "For your own work give --model and --data."
-        )
-    if entry.cpu_note and device.type == "cpu":
-        say(entry.cpu_note)
-
-    if spec.loop.compile:
-        say(
-            "--compile: the first batches wait for the compiler. The plan is of the model uncompiled: compiled kernels "
-            "may keep less for the backward pass."
-        )
-    if spec.loop.precision == "bf16-pure":
-        say(
-            "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "
-            "With --precision bf16 small updates count."
-        )
-    if spec.model.trust_remote_code:
-        say(f"Python code that comes with '{spec.model.name}' may run here (--trust-remote-code).")
+    settled = _settle(spec)
+    spec = settled.spec
+    say(*_settings_notes(settled))
     source = find_model(spec.model.name, trust_remote_code=spec.model.trust_remote_code)
-    from effcli.data.columns import choose
-    from effcli.data.source import load_tables
-    from effcli.data.tokenise import texts, tokenise
-    from effcli.data.tokenizer import build_tokenizer
-
     raw = load_tables(spec.data, seed=spec.loop.seed)
     problem = choose(
         raw,
@@ -142,34 +115,90 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
         spec=spec,
         watch=progress.rows,
     )
-    if data.truncated_rows:
-        say(f"{data.truncated_rows:,} {_rows(data.truncated_rows)} truncated to {max_length} tokens.")
-    if data.truncated_targets:
-        targets = "target" if data.truncated_targets == 1 else "targets"
-        say(f"{data.truncated_targets:,} {targets} truncated to {max_target_length} tokens.")
-    if data.skipped_rows:
-        say(f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text skipped.")
-    if data.eval is None:
-        say("Evaluation is skipped: there is no validation data (give --eval-data or --eval-fraction).")
+    say(*_data_notes(data, max_length, max_target_length))
     return Prepared(
-        spec=_resolved(
-            spec,
-            hyper=hyper,
-            entry=entry,
-            problem=problem,
-            max_length=max_length,
-            max_target_length=max_target_length,
-        ),
-        entry=entry,
-        hyper=hyper,
-        device=device,
+        spec=_resolved(settled, problem, max_length=max_length, max_target_length=max_target_length),
+        entry=settled.entry,
+        hyper=settled.hyper,
+        device=settled.device,
         source=source,
         raw=raw,
         problem=problem,
         tokenizer=tokenizer,
         data=data,
+        rows_fingerprint=cache(lambda: fingerprint(data.train)),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settled:
+    """What is decided before anything is read; `spec` has the schedule that the optimizer bears."""
+
+    spec: RunSpec
+    device: torch.device
+    entry: OptimizerEntry
+    hyper: Hyper
+
+
+def _settle(spec: RunSpec) -> _Settled:
+    """Return device and optimizer; whatever can be refused without reading anything is refused here.
+
+    Raises:
+        EffcliError: see `prepare`.
+    """
+    refuse_many_processes()
+    quiet_transformers()
+    check_model_flags(spec.model)
+    device = resolve_device(spec.loop.device)
+    check_precision(spec.loop.precision, device)
+    if spec.loop.compile:
+        check_compiles(device)
+    check_attention(spec.model.attn, spec.loop.precision)
+    check_attention_runs(spec.model.attn, str(device))
+    entry = registry.find(spec.optim.name)
+    hyper = registry.resolve_hyper(entry, spec.optim)
+    spec = _settle_schedule(spec, entry, hyper)
+    registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
+    return _Settled(spec=spec, device=device, entry=entry, hyper=hyper)
+
+
+def _settings_notes(settled: _Settled) -> Iterator[str]:
+    """Yield what should be known about the settings themselves."""
+    spec, entry = settled.spec, settled.entry
+    yield from override_notes(entry, settled.hyper)
+    if spec.uses_builtin_demo:
+        yield (
+            "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "
+            "For your own work give --model and --data."
+        )
+    if entry.cpu_note and settled.device.type == "cpu":
+        yield entry.cpu_note
+    if spec.loop.compile:
+        yield (
+            "--compile: the first batches wait for the compiler. The plan is of the model uncompiled: compiled kernels "
+            "may keep less for the backward pass."
+        )
+    if spec.loop.precision == "bf16-pure":
+        yield (
+            "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "
+            "With --precision bf16 small updates count."
+        )
+    if spec.model.trust_remote_code:
+        yield f"Python code that comes with '{spec.model.name}' may run here (--trust-remote-code)."
+
+
+def _data_notes(data: PreparedData, max_length: int, max_target_length: int | None) -> Iterator[str]:
+    """Yield what became of rows on their way to tokens."""
+    if data.truncated_rows:
+        yield f"{data.truncated_rows:,} {_rows(data.truncated_rows)} truncated to {max_length} tokens."
+    if data.truncated_targets:
+        targets = "target" if data.truncated_targets == 1 else "targets"
+        yield f"{data.truncated_targets:,} {targets} truncated to {max_target_length} tokens."
+    if data.skipped_rows:
+        yield f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text skipped."
+    if data.eval is None:
+        yield "Evaluation is skipped: there is no validation data (give --eval-data or --eval-fraction)."
 
 
 def quiet_transformers() -> None:
@@ -215,34 +244,26 @@ def _target_limit(
     return longest_target(source.config, source.name, asked, longest_source=max_length)
 
 
-def _resolved(
-    spec: RunSpec,
-    *,
-    hyper: Any,
-    entry: OptimizerEntry,
-    problem: Problem,
-    max_length: int,
-    max_target_length: int | None,
-) -> RunSpec:
+def _resolved(settled: _Settled, problem: Problem, *, max_length: int, max_target_length: int | None) -> RunSpec:
     """Return the spec with everything that was guessed or defaulted written out, so that it is itself a recipe."""
+    spec, entry = settled.spec, settled.entry
+    model = {"task": problem.task}
+    data = {
+        "text_columns": problem.text_columns,
+        "label_column": problem.label_column,
+        "max_length": max_length,
+        "max_target_length": max_target_length,
+    }
+    optim = {
+        "name": entry.name,
+        "lr": settled.hyper.get("lr"),
+        "weight_decay": spec.optim.weight_decay if entry.takes_weight_decay else 0.0,
+    }
     return spec.model_copy(
         update={
-            "model": spec.model.model_copy(update={"task": problem.task}),
-            "data": spec.data.model_copy(
-                update={
-                    "text_columns": problem.text_columns,
-                    "label_column": problem.label_column,
-                    "max_length": max_length,
-                    "max_target_length": max_target_length,
-                }
-            ),
-            "optim": spec.optim.model_copy(
-                update={
-                    "name": entry.name,
-                    "lr": hyper.get("lr"),
-                    "weight_decay": spec.optim.weight_decay if entry.takes_weight_decay else 0.0,
-                }
-            ),
+            "model": spec.model.model_copy(update=model),
+            "data": spec.data.model_copy(update=data),
+            "optim": spec.optim.model_copy(update=optim),
         }
     )
 

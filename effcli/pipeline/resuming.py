@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.data.fingerprint import fingerprint
 from effcli.engines.base import EvalResult
 from effcli.engines.checkpoint import CheckpointProgress, CheckpointStore
 from effcli.engines.session import Evaluation, Update
@@ -38,7 +37,6 @@ class Start:
     history: tuple[Update, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     first_window: int | None = None
-    rows_fingerprint: str | None = None
     damaged: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -82,21 +80,18 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
         history=tuple(Update(**line) for line in saved.history),
         evaluations=tuple(Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations),
         first_window=saved.first_window,
-        rows_fingerprint=saved.rows_fingerprint,
         damaged=found.damaged,
         notes=tuple(notes),
     )
 
 
-def saved_state(
-    prepared: Prepared, session: TrainingSession, *, first_window: int, rows_fingerprint: str
-) -> CheckpointProgress:
+def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: int) -> CheckpointProgress:
     """Return what a checkpoint holds of a session beside tensors."""
     return CheckpointProgress(
         update=session.update,
         spec=prepared.spec.model_dump(mode="json"),
         train_rows=prepared.data.train_rows,
-        rows_fingerprint=rows_fingerprint,
+        rows_fingerprint=prepared.rows_fingerprint(),
         config_fingerprint=_config_fingerprint(prepared),
         origin=prepared.origin,
         first_window=first_window,
@@ -120,7 +115,7 @@ def _refuse_changes(prepared: Prepared, saved: CheckpointProgress) -> None:
             f"--resume: the training data had {saved.train_rows:,} rows and has {rows:,} now; "
             "restore it, or start anew with --overwrite"
         )
-    if saved.rows_fingerprint != fingerprint(prepared.data.train):
+    if saved.rows_fingerprint != prepared.rows_fingerprint():
         raise UsageError(
             f"--resume: the {rows:,} training rows are not those that the run was started with, in texts, labels, "
             "order or tokens; restore the data and the tokenizer, or start anew with --overwrite"

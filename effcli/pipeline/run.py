@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from transformers import set_seed
 
-from effcli.data.batches import eval_loader, train_loader
-from effcli.data.fingerprint import fingerprint
+from effcli.data.batches import collator, eval_loader, train_loader
 from effcli.engines.base import EvalResult, Job, Loop
 from effcli.engines.checkpoint import CheckpointStore, restore
 from effcli.engines.clipping import PercentileClipping, clipping_notes
@@ -72,7 +71,7 @@ class Run:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
         self._record, self._explain = record, explain
-        self._decoder_inputs = built.decoder_inputs
+        self._collate = collator(prepared.problem, prepared.tokenizer, built.decoder_inputs)
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
@@ -94,7 +93,6 @@ class Run:
         self._clipping.remember(start.history)
         self._watchers = (self._probe, self._meter, self._whereabouts, self._weight_changes, self._clipping)
         self._start = start
-        self._rows_fingerprint = start.rows_fingerprint
         self._first_window = start.first_window or self._loop.window_schedule.window
 
     def execute(self, stop_after_updates: int | None) -> RunRecord:
@@ -125,13 +123,11 @@ class Run:
             optimizer=self._optimizer,
             scheduler=self._scheduler,
             loader=train_loader(
-                prepared.data,
-                prepared.problem,
-                prepared.tokenizer,
+                prepared.data.train,
+                self._collate,
                 batch_size=spec.loop.batch_size,
                 seed=spec.loop.seed,
                 num_workers=spec.loop.num_workers,
-                decoder_inputs=self._decoder_inputs,
                 num_longest_first=self._first_window if spec.loop.longest_first else 0,
             ),
             window_loss=self._window_loss,
@@ -192,17 +188,15 @@ class Run:
     def _evaluation(self) -> Callable[[], EvalResult] | None:
         """Return what scores the model on the evaluation rows; None where there are none."""
         prepared = self._prepared
-        loop = prepared.spec.loop
+        loop, rows = prepared.spec.loop, prepared.data.eval
+        if rows is None:
+            return None
         loader = eval_loader(
-            prepared.data,
-            prepared.problem,
-            prepared.tokenizer,
+            rows,
+            self._collate,
             batch_size=loop.eval_batch_size or loop.batch_size,
             num_workers=loop.num_workers,
-            decoder_inputs=self._decoder_inputs,
         )
-        if loader is None:
-            return None
 
         def score() -> EvalResult:
             with evaluation_weights(self._optimizer):
@@ -214,15 +208,8 @@ class Run:
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
         refuse_weights_that_are_not_finite(self._model)
-        self._rows_fingerprint = self._rows_fingerprint or fingerprint(self._prepared.data.train)
-        saved = saved_state(
-            self._prepared,
-            session,
-            first_window=self._first_window,
-            rows_fingerprint=self._rows_fingerprint,
-        )
         self._store.save(
-            saved,
+            saved_state(self._prepared, session, first_window=self._first_window),
             model=self._model,
             optimizer=self._optimizer,
             scheduler=self._scheduler,

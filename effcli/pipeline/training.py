@@ -14,11 +14,10 @@ from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.guards import explained_out_of_memory, free_memory
 from effcli.pipeline.out_of_memory import RunOutOfMemoryError, explained, going_on, loading_facts, where
-from effcli.pipeline.planning import Limits
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.resuming import Start, find_start
 from effcli.pipeline.run import Run
-from effcli.pipeline.run_plan import present_limits, run_plan
+from effcli.pipeline.run_plan import RunPlanner
 from effcli.pipeline.verdicts import peak_sentences
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, dated_name, open_run_folder
@@ -33,7 +32,7 @@ class _Attempt:
     """A run with one size of its batches; `failures` are those before it, that ran out of memory."""
 
     prepared: Prepared
-    limits: Limits
+    planner: RunPlanner
     start: Start
     failures: tuple[OutOfMemoryFacts, ...]
 
@@ -60,7 +59,7 @@ class _Attempt:
             sizes = smaller(facts.sizes, doing=facts.doing, train_rows=data.train_rows, eval_rows=data.eval_rows)
             if sizes is not None:
                 return going_on(facts, sizes)
-        return explained(facts, self.prepared, self.limits)
+        return explained(facts, self.prepared, self.planner)
 
 
 def train(
@@ -79,12 +78,12 @@ def train(
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
     prepared = prepare(spec, progress)
-    limits = present_limits(prepared.device)
+    planner = RunPlanner(prepared)
     failures: tuple[OutOfMemoryFacts, ...] = ()
     while True:
         start = find_start(prepared, folder) if resume else Start()
         prepared = replace(prepared, origin=start.origin)
-        attempt = _Attempt(prepared=prepared, limits=limits, start=start, failures=failures)
+        attempt = _Attempt(prepared=prepared, planner=planner, start=start, failures=failures)
         try:
             return _run(attempt, folder, progress, overwrite=overwrite, stop_after_updates=stop_after_updates)
         except RunOutOfMemoryError as error:
@@ -102,7 +101,7 @@ def _run(
     """Build the model, write the recipe, and train; see `train` for what it raises."""
     prepared, start = attempt.prepared, attempt.start
     out = str(prepared.spec.output.out)
-    planned = run_plan(prepared, attempt.limits, progress)
+    planned = attempt.planner.plan(prepared, progress)
     with explained_out_of_memory(lambda error: loading_facts(prepared, error, planned)):
         built = build(prepared, meta=False)
     if start.checkpoint:  # the weights come from the checkpoint, whatever they were made of at first
