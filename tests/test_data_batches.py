@@ -12,49 +12,20 @@ import torch
 from datasets import Dataset
 
 from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader, eval_loader, train_loader
-from effcli.data.columns import Problem
-from effcli.data.tokenise import PreparedData
 
-LANGUAGE_MODEL = Problem(
-    task="causal-lm",
-    problem_type=None,
-    text_columns=("text",),
-    label_column=None,
-    labels=None,
-    num_labels=0,
-    notes=(),
-)
-
-
-class FakeTokenizer:
-    pad_token_id = 0
-    eos_token_id = 9
-    padding_side = "right"
+COLLATE = Collator(0, "right", "causal-lm")
 
 
 def row(*ids: int, **more: Any) -> dict[str, Any]:
     return {"input_ids": list(ids), "attention_mask": [1] * len(ids), **more}
 
 
-def prepared_rows(num_rows: int) -> PreparedData:
-    rows = Dataset.from_list([row(index, index) for index in range(num_rows)])
-    return PreparedData(
-        train=rows,
-        eval=rows,
-        train_rows=num_rows,
-        eval_rows=num_rows,
-        skipped_rows=0,
-        truncated_rows=0,
-        shortest=2,
-        longest=2,
-        num_tokens=2 * num_rows,
-    )
+def numbered_rows(num_rows: int) -> Dataset:
+    return Dataset.from_list([row(index, index) for index in range(num_rows)])
 
 
 def training(num_rows: int = 10, *, num_workers: int = 0) -> EpochLoader:
-    tokenizer: Any = FakeTokenizer()
-    prepared = prepared_rows(num_rows)
-    return train_loader(prepared, LANGUAGE_MODEL, tokenizer, batch_size=3, seed=1, num_workers=num_workers)
+    return train_loader(numbered_rows(num_rows), COLLATE, batch_size=3, seed=1, num_workers=num_workers)
 
 
 def order_of(loader: Any) -> list[list[int]]:
@@ -121,16 +92,14 @@ def test_workers_do_not_change_the_order() -> None:
 
 
 def test_evaluation_keeps_the_order_of_the_data() -> None:
-    tokenizer: Any = FakeTokenizer()
-    loader = eval_loader(prepared_rows(7), LANGUAGE_MODEL, tokenizer, batch_size=3, num_workers=0)
+    loader = eval_loader(numbered_rows(7), COLLATE, batch_size=3, num_workers=0)
     assert order_of(loader) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_iterating_leaves_the_global_generators_alone() -> None:
-    tokenizer: Any = FakeTokenizer()
     before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
     order_of(training())
-    order_of(eval_loader(prepared_rows(7), LANGUAGE_MODEL, tokenizer, batch_size=3, num_workers=0))
+    order_of(eval_loader(numbered_rows(7), COLLATE, batch_size=3, num_workers=0))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.nn.utils import get_total_norm
 
-from effcli.data.batches import Collator, epoch_order
+from effcli.data.batches import Collator
+from effcli.data.order import epoch_order
 from effcli.engines.base import Loop
 from effcli.engines.clipping import PercentileClipping
 from effcli.engines.window_schedule import WindowSchedule

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, DistilBertConfig
 
 from effcli import pipeline
-from effcli.data.batches import epoch_order
+from effcli.data.order import epoch_order
 from effcli.errors import UsageError
 from effcli.measure.record import RunRecord
 from effcli.pipeline.prepare import prepare

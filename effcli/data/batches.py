@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
-from effcli.data.order import beginning_with, longest_rows
+from effcli.data.order import beginning_with, epoch_order, longest_rows
 from effcli.data.workers import leave_stopping_to_the_run
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from effcli.data.columns import Objective, Problem
-    from effcli.data.tokenise import PreparedData
 
 DecoderInputs = Callable[[torch.Tensor], torch.Tensor]
 """Labels (rows, tokens) with -100 on padding -> the ids that the decoder reads, of the same shape."""
@@ -61,13 +59,6 @@ class EpochBatchSampler(Sampler[list[int]]):
         skip, self.skip = self.skip, 0
         for start in range(skip, self.num_rows, self.batch_size):
             yield order[start : start + self.batch_size].tolist()
-
-
-def epoch_order(num_rows: int, seed: int, epoch: int) -> torch.Tensor:
-    """Return the row numbers in the order of an epoch, int64 of shape (num_rows,)."""
-    # torch's CPU generator uses the low 32 bits of its seed only, so both numbers are mixed into 32 bits first.
-    mixed = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
-    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(mixed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,51 +128,31 @@ class EpochLoader(DataLoader[Any]):
         self.batch_sampler.skip_next(num_rows)
 
 
+def collator(
+    problem: Problem, tokenizer: PreTrainedTokenizerBase, decoder_inputs: DecoderInputs | None = None
+) -> Collator:
+    """Return what makes batches of a problem's rows; `decoder_inputs` are needed in seq2seq."""
+    side: Literal["left", "right"] = "left" if tokenizer.padding_side == "left" else "right"
+    return Collator(int(tokenizer.pad_token_id), side, problem.objective, decoder_inputs)
+
+
 def train_loader(
-    prepared: PreparedData,
-    problem: Problem,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    batch_size: int,
-    seed: int,
-    num_workers: int,
-    num_longest_first: int = 0,
-    decoder_inputs: DecoderInputs | None = None,
+    rows: Dataset, collate: Collator, *, batch_size: int, seed: int, num_workers: int, num_longest_first: int = 0
 ) -> EpochLoader:
     """Return the loader of the training rows; iterating it draws nothing from the global random generator.
 
     The first epoch begins with the `num_longest_first` longest rows.
     """
-    first = longest_rows(prepared.train, num_longest_first) if num_longest_first else None
-    sampler = EpochBatchSampler(prepared.train_rows, batch_size, seed, first)
-    options = _worker_options(num_workers, seed)
-    return EpochLoader(
-        prepared.train, batch_sampler=sampler, collate_fn=_collator(problem, tokenizer, decoder_inputs), **options
-    )
+    first = longest_rows(rows, num_longest_first) if num_longest_first else None
+    sampler = EpochBatchSampler(len(rows), batch_size, seed, first)
+    return EpochLoader(rows, batch_sampler=sampler, collate_fn=collate, **_worker_options(num_workers, seed))
 
 
-def eval_loader(
-    prepared: PreparedData,
-    problem: Problem,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    batch_size: int,
-    num_workers: int,
-    decoder_inputs: DecoderInputs | None = None,
-) -> DataLoader[Any] | None:
-    """Return the loader of the evaluation rows, in the order of the data; None where there are none."""
-    if prepared.eval is None:
-        return None
-    rows: Dataset = prepared.eval
+def eval_loader(rows: Dataset, collate: Collator, *, batch_size: int, num_workers: int) -> DataLoader[Any]:
+    """Return the loader of the evaluation rows, in the order of the data."""
     options = _worker_options(num_workers, 0)
-    collator = _collator(problem, tokenizer, decoder_inputs)
     sampler = SequentialSampler(range(len(rows)))
-    return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=collator, **options)
-
-
-def _collator(problem: Problem, tokenizer: PreTrainedTokenizerBase, decoder_inputs: DecoderInputs | None) -> Collator:
-    side: Literal["left", "right"] = "left" if tokenizer.padding_side == "left" else "right"
-    return Collator(int(tokenizer.pad_token_id), side, problem.objective, decoder_inputs)
+    return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=collate, **options)
 
 
 def _worker_options(num_workers: int, seed: int) -> dict[str, Any]:

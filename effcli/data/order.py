@@ -1,4 +1,4 @@
-"""The longest rows first, for a run that is to fail at its first update if it cannot fit."""
+"""The order of an epoch's rows, and the longest first for a run that is to fail at once if it cannot fit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import torch
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the row numbers in the order of an epoch, int64 of shape (num_rows,)."""
+    # torch's CPU generator uses the low 32 bits of its seed only, so both numbers are mixed into 32 bits first.
+    mixed = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
+    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(mixed))
 
 
 def longest_rows(rows: Dataset, count: int) -> torch.Tensor:

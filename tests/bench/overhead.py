@@ -24,7 +24,7 @@ from torch.optim import AdamW
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from effcli import pipeline
-from effcli.data.batches import train_loader
+from effcli.data.batches import collator, train_loader
 from effcli.pipeline.build import build, build_scheduler
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.report.progress import QuietProgress
@@ -84,9 +84,8 @@ def parts(flags: dict[str, Any]) -> Parts:
     built = build(prepared, meta=False)
     optimizer = AdamW(built.groups, lr=prepared.hyper["lr"])
     batch_size = prepared.spec.loop.batch_size
-    loader = train_loader(
-        prepared.data, prepared.problem, prepared.tokenizer, batch_size=batch_size, seed=42, num_workers=0
-    )
+    collate = collator(prepared.problem, prepared.tokenizer)
+    loader = train_loader(prepared.data.train, collate, batch_size=batch_size, seed=42, num_workers=0)
     return Parts(prepared, built.model.train(), optimizer, build_scheduler(prepared, optimizer), loader)
 
 
