@@ -45,7 +45,7 @@ class ModelSpec(Section):
     attn: Attention | None = None
     """How attention is computed: sdpa, eager, or the package flash-attn; none means transformers' choice."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model where transformers lacks the architecture or the tokenizer."""
+    """Run Python code that comes with the model, also where transformers has an architecture of that name."""
     stable_embedding: bool = False
     """Replace the embeddings by bitsandbytes' StableEmbedding: a LayerNorm after each, optimizer state in 32 bit."""
     lora_r: int | None = Field(default=None, ge=1, le=LARGEST)

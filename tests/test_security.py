@@ -40,8 +40,9 @@ class OwnClassifier(PreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden)
-        self.classifier = torch.nn.Linear(config.hidden, config.num_labels)
+        hidden = getattr(config, "hidden", 16)
+        self.embed = torch.nn.Embedding(config.vocab_size, hidden)
+        self.classifier = torch.nn.Linear(hidden, config.num_labels)
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None):
@@ -114,14 +115,38 @@ def test_a_run_with_the_flag_opens_no_door_for_the_next_one(own_model: Path, mar
     assert not marker.exists()
 
 
-def test_an_architecture_that_transformers_has_never_asks_for_the_code_beside_it(
+OWN_HEAD = {name: OWN_MAP[name] for name in OWN_MAP if name != "AutoConfig"}
+
+
+@pytest.mark.parametrize("auto_map", [OWN_MAP, OWN_HEAD], ids=["all", "head"])
+@pytest.mark.parametrize("trust", [False, True])
+def test_code_beside_an_architecture_that_transformers_has_runs_with_the_flag_alone_and_in_every_command(
+    trust: bool, auto_map: dict[str, str], tmp_path: Path, marker: Path, data: Path
+) -> None:
+    folder = model_folder(tmp_path / "m", TINY_DISTILBERT, auto_map=auto_map)
+    (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
+    flags = ("--trust-remote-code",) if trust else ()
+    estimate = effcli("estimate", folder, *flags, "--json").record
+    assert marker.exists() == trust
+    out = tmp_path / "o"
+    trained = effcli("train", folder, "--data", data, "--max-steps", 1, "--out", out, *flags, "--json").record
+    assert marker.exists() == trust
+    for model in (estimate["model"], trained["model"]):
+        assert (model["architecture"], model["num_parameters"]) == (
+            ("OwnClassifier", 1000 * 16 + 16 * 2 + 2) if trust else ("DistilBertForSequenceClassification", 139_458)
+        )
+    assert ("auto_map" in json.loads((out / "model" / "config.json").read_text())) == trust
+
+
+def test_the_code_of_a_trusted_run_stays_away_from_the_next_run_of_that_architecture(
     tmp_path: Path, marker: Path, data: Path
 ) -> None:
-    folder = model_folder(tmp_path / "m", TINY_DISTILBERT, auto_map=OWN_MAP)
+    folder = model_folder(tmp_path / "m", TINY_DISTILBERT, auto_map=OWN_HEAD)
     (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
-    done = effcli("train", folder, "--data", data, "--max-steps", 1, "--out", tmp_path / "o", "--json")
-    assert done.record["model"]["architecture"] == "DistilBertForSequenceClassification"
-    assert not marker.exists()
+    run = ("train", folder, "--data", data, "--max-steps", 1, "--json", "--out")
+    assert effcli(*run, tmp_path / "o", "--trust-remote-code").record["model"]["architecture"] == "OwnClassifier"
+    again = effcli(*run, tmp_path / "p").record
+    assert again["model"]["architecture"] == "DistilBertForSequenceClassification"
 
 
 def test_code_of_a_tokenizer_is_never_imported_without_the_flag(
@@ -133,6 +158,11 @@ def test_code_of_a_tokenizer_is_never_imported_without_the_flag(
     (distilbert / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
     effcli("train", distilbert, "--data", data, "--max-steps", 1, "--out", tmp_path / "o")
     assert not marker.exists()
+
+
+def test_an_estimate_from_the_catalogue_says_that_it_runs_no_code() -> None:
+    notes = effcli("estimate", "gpt2", "--trust-remote-code", "--json").record["notes"]
+    assert any("'gpt2' as transformers builds it" in note for note in notes), notes
 
 
 def test_a_model_without_its_flag_needs_no_flag(data: Path) -> None:

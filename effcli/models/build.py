@@ -10,10 +10,12 @@ from effcli.errors import UsageError
 from effcli.hub import hub_errors
 from effcli.models.attention import check_model_attention, traced_as
 from effcli.models.lora import plain_model
+from effcli.models.own_code import runs_own_code
 from effcli.models.seq2seq import name_start_token, use_special_tokens
-from effcli.models.source import ModelSource, unusable
+from effcli.models.source import ModelSource
 from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
 from effcli.models.tasks import check_head, head_for
+from effcli.models.unusable import unusable
 from effcli.optim.groups import hidden_names
 from effcli.optim.patterns import check_patterns, matches
 from effcli.packages import require_package
@@ -62,7 +64,7 @@ def build_model(
         stable = marked_embeddings(config)
         if meta or not source.has_weights:
             with torch.device("meta") if meta else nullcontext():
-                model = auto.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code, **chosen)
+                model = auto.from_config(config, dtype=dtype, trust_remote_code=runs_own_code(config), **chosen)
                 rebuild_embeddings(model, source.name)
             return model, ()
         if stable:
@@ -73,7 +75,7 @@ def build_model(
             source.path,
             config=config,
             dtype=dtype,
-            trust_remote_code=source.trust_remote_code,
+            trust_remote_code=runs_own_code(config),
             **chosen,
             output_loading_info=True,
             ignore_mismatched_sizes=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 
 from effcli.catalogue import lookup as catalogue
 from effcli.collector import collector_paused
-from effcli.errors import UnreachableError, UsageError, nearest
-from effcli.hub import hub_errors
-from effcli.models.own_code import brings_own_code, trusted_config, untrusted
+from effcli.errors import UnreachableError
+from effcli.models.own_code import brings_own_code, config_of
 from effcli.models.shape_cache import cache_key, load_shapes, store_shapes
-from effcli.models.source import config_file, config_values, unusable
+from effcli.models.source import config_file, config_values
 from effcli.shapes import ModelShapes
 
 DEFAULT_NUM_LABELS = 2
@@ -24,7 +22,7 @@ DEFAULT_NUM_LABELS = 2
 class KnownModel:
     """Shapes of a model that was named, its configuration as written, and what should be said about it.
 
-    `own_code` says that code which comes with the model was trusted.
+    `own_code` says that it is built from code which comes with it.
     """
 
     name: str
@@ -34,15 +32,15 @@ class KnownModel:
     own_code: bool = False
 
     def config_object(self) -> Any:
-        """Return the configuration as an object; see the function of that name."""
-        return config_object(self.name, self.config, own_code=self.own_code)
+        """Return the configuration as an object; see `effcli.models.own_code.config_of`."""
+        return config_of(self.name, self.config, trust=self.own_code)
 
 
 def known_model(name: str, task: str | None, num_labels: int | None, *, trust_remote_code: bool = False) -> KnownModel:
     """Return the shapes of the model named, with the head of `task` (none: what people fine-tune it for).
 
-    `trust_remote_code` lets code run that comes with a model because transformers lacks it. Names are looked up in the
-    catalogue first, then among local folders, then on the hub, its cache first.
+    Names are looked up in the catalogue first, then among local folders, then on the hub, its cache first. Where
+    `trust_remote_code` lets code run that comes with a folder or a hub id, the shapes are not cached.
 
     Raises:
         UsageError: no such folder, a quantised checkpoint, an unknown task, or no head for it.
@@ -50,7 +48,7 @@ def known_model(name: str, task: str | None, num_labels: int | None, *, trust_re
     """
     model = catalogue.find(name)
     if model is not None:
-        return _from_catalogue(name, model, task, num_labels)
+        return _from_catalogue(name, model, task, num_labels, trust_remote_code)
     try:
         path = config_file(name)
     except UnreachableError as error:
@@ -61,15 +59,21 @@ def known_model(name: str, task: str | None, num_labels: int | None, *, trust_re
     return KnownModel(name=name, config=config, shapes=shapes, notes=_stored_dtype(config), own_code=own_code)
 
 
-def _from_catalogue(name: str, model: catalogue.CatalogueModel, task: str | None, num_labels: int | None) -> KnownModel:
-    notes = [f"The folder '{name}' has a catalogue model's name; for the folder write ./{name}."]
+def _from_catalogue(
+    name: str, model: catalogue.CatalogueModel, task: str | None, num_labels: int | None, trust_remote_code: bool
+) -> KnownModel:
+    notes = []
+    if (Path(name) / "config.json").is_file():
+        notes.append(f"The folder '{name}' has a catalogue model's name; for the folder write ./{name}.")
+    if trust_remote_code:
+        notes.append(f"The catalogue has '{model.name}' as transformers builds it: code that comes with it is not run.")
     labels = num_labels or int(model.config.get("num_labels", DEFAULT_NUM_LABELS))
     return KnownModel(
         name=model.name,
         config=model.config,
         shapes=catalogue.shapes(model, task or model.default_task, labels)
         or _shapes(model.name, model.config, task, num_labels),
-        notes=(*(notes if (Path(name) / "config.json").is_file() else ()), *_stored_dtype(model.config)),
+        notes=(*notes, *_stored_dtype(model.config)),
     )
 
 
@@ -90,32 +94,8 @@ def _traced(
         from effcli.models.shapes import meta_shapes
         from effcli.models.tasks import default_task
 
-        made = config_object(name, config, own_code=own_code)
+        made = config_of(name, config, trust=own_code)
         return meta_shapes(made, task or default_task(made), name=name, num_labels=num_labels)
-
-
-def config_object(name: str, config: Mapping[str, Any], *, own_code: bool = False) -> Any:
-    """Return transformers' configuration made of the values of a `config.json`, or with `own_code` the model's own.
-
-    Raises:
-        UsageError: the model type is not known, or a value does not fit it.
-    """
-    from transformers import CONFIG_MAPPING
-
-    kind = config.get("model_type")
-    if own_code:
-        with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
-            return trusted_config(str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name)
-    if brings_own_code(config):
-        raise untrusted(name, "config.json")
-    if kind not in CONFIG_MAPPING:
-        raise UsageError(
-            f"'{name}': transformers knows no model type '{kind}'.{nearest(str(kind), CONFIG_MAPPING.keys())}"
-            if kind
-            else f"'{name}': its config.json names no model_type, such as bert or llama"
-        )
-    with unusable(name, "config.json"):
-        return CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config)))  # nested dicts are written into
 
 
 def _stored_dtype(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,29 +1,90 @@
-"""Code that comes with a model because transformers lacks it: refused, or run where that was asked for by name."""
+"""Code that comes with a model: refused or left alone, or run where that was asked for by name.
+
+One rule for all commands, that of transformers (`resolve_trust_remote_code` in dynamic_module_utils.py, 5.24): trusted
+code runs wherever `auto_map` in `config.json` names it, also for a model type that transformers has. Without trust such
+a type is built from transformers' own code, and any other is refused.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
-from effcli.models.tasks import HEADS
+from effcli.errors import UsageError, nearest
+from effcli.hub import hub_errors
+from effcli.models.unusable import untrusted, unusable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-FLAG = "--trust-remote-code"
-TRUST = "trust_remote_code"
-"""Keyword of transformers, which also names it where it refuses to run code."""
 
 _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Keys whose value can be a repository of kernels (transformers/integrations/hub_kernels.py, 5.24)."""
 
 
 def brings_own_code(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration as written names code for itself that transformers lacks."""
-    from transformers import CONFIG_MAPPING
+    """Return whether a configuration as written names code that comes with the model."""
+    return bool(config.get("auto_map"))
 
-    return bool(config.get("auto_map")) and config.get("model_type") not in CONFIG_MAPPING
+
+def runs_own_code(config: PretrainedConfig) -> bool:
+    """Return whether code that comes with the model is to run: `config_of` leaves it named where it was trusted."""
+    return bool(getattr(config, "auto_map", None))
+
+
+def own_class(config: PretrainedConfig, auto_class: str) -> Any:
+    """Return the model's own class for one of transformers' auto classes; None where it names none, or none is trusted.
+
+    Raises:
+        UsageError: it names one that cannot be imported.
+    """
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    reference = names_own_class(config, auto_class)
+    if reference is None:
+        return None
+    name = config.name_or_path
+    with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
+        return get_class_from_dynamic_module(reference, name)
+
+
+def names_own_class(config: PretrainedConfig, auto_class: str) -> str | None:
+    """Return where trusted code has a class of its own for an auto class, such as `modeling.OwnClassifier`."""
+    auto_map = getattr(config, "auto_map", None)
+    return auto_map.get(auto_class) if isinstance(auto_map, Mapping) else None
+
+
+def config_of(name: str, values: Mapping[str, Any], *, trust: bool) -> PretrainedConfig:
+    """Return transformers' configuration made of the values of a `config.json`, or with `trust` the model's own.
+
+    `name` is the folder, hub id or catalogue name. Only what is trusted keeps its `auto_map`, from which transformers'
+    auto classes take the code to run.
+
+    Raises:
+        UsageError: the model type is not known and its code not trusted, or a value does not fit it.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = values.get("model_type")
+    if brings_own_code(values):
+        if trust:
+            folder = Path(name).expanduser()
+            with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
+                return AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, trust_remote_code=True)
+        if kind not in CONFIG_MAPPING:
+            raise untrusted(name, "config.json")
+    if kind not in CONFIG_MAPPING:
+        raise UsageError(
+            f"'{name}': transformers knows no model type '{kind}'.{nearest(str(kind), CONFIG_MAPPING.keys())}"
+            if kind
+            else f"'{name}': its config.json names no model_type, such as bert or llama"
+        )
+    if kind == "mistral" and "layer_types" in values:
+        kind = "ministral"  # as AutoConfig.from_pretrained reads it (models/auto/configuration_auto.py, 5.24)
+    own = {key: value for key, value in values.items() if key != "auto_map"}
+    with unusable(name, "config.json"):
+        return CONFIG_MAPPING[kind].from_dict(copy.deepcopy(own))  # nested dicts are written into
 
 
 def refuse_kernels(name: str, values: Any) -> None:
@@ -41,32 +102,3 @@ def refuse_kernels(name: str, values: Any) -> None:
                 "take that line out of the file, and choose with --attn sdpa or eager"
             )
         refuse_kernels(name, value)
-
-
-def untrusted(name: str, part: str) -> UsageError:
-    """Return the error for a part of a model that cannot be used without running code that comes with it."""
-    return UsageError(
-        f"--model '{name}': its {part} needs Python code that comes with the model, and such code can do anything that "
-        f"you can; read it, then add {FLAG} if you trust it, or give another model"
-    )
-
-
-def trusted_config(path: str) -> PretrainedConfig:
-    """Return the configuration of a model whose code may run; `path` is its folder or hub id.
-
-    The heads that come with it are made known to the auto classes: under the configuration's class alone, never under
-    its `model_type`, so that a later run in this process without the flag is refused as before.
-    """
-    import transformers
-    from transformers import AutoConfig
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-    config = AutoConfig.from_pretrained(path, trust_remote_code=True)
-    for head in HEADS:
-        reference = (getattr(config, "auto_map", None) or {}).get(head.auto_class)
-        if reference is None or head.offers(config):
-            continue
-        model_class = get_class_from_dynamic_module(reference, path)
-        getattr(transformers, head.auto_class).register(type(config), model_class, exist_ok=True)
-        model_class.register_for_auto_class(head.auto_class)  # so that the code is saved with the weights
-    return config

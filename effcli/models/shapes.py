@@ -9,9 +9,10 @@ from effcli.models.attention import check_model_attention, traced_as
 from effcli.models.build import parameter_infos
 from effcli.models.change import Changed, change_model
 from effcli.models.lora import plain_model
-from effcli.models.source import unusable
+from effcli.models.own_code import runs_own_code
 from effcli.models.stable_embedding import rebuild_embeddings
 from effcli.models.tasks import check_head, head_for
+from effcli.models.unusable import unusable
 from effcli.shapes import ModelShapes
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def _meta_model(
     check_model_attention(attn, head.model_class(config), name=name, model_type=config.model_type)
     chosen = {} if attn is None else {"attn_implementation": traced_as(attn)}
     with torch.device("meta"), unusable(name, "config.json"):
-        model = getattr(transformers, head.auto_class).from_config(config, dtype=getattr(torch, dtype), **chosen)
+        model = getattr(transformers, head.auto_class).from_config(
+            config, dtype=getattr(torch, dtype), trust_remote_code=runs_own_code(config), **chosen
+        )
         rebuild_embeddings(model, name)
     return model
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from effcli.errors import EffcliError, UsageError, first_line, nearest
+from effcli.errors import UsageError, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
 from effcli.models.lengths import MAX_LENGTH, longest_row, sides
-from effcli.models.own_code import TRUST, brings_own_code, refuse_kernels, trusted_config, untrusted
+from effcli.models.own_code import config_of, refuse_kernels
 from effcli.models.tasks import tasks_of
+from effcli.models.unusable import unusable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -48,7 +47,6 @@ class ModelSource:
     config: PretrainedConfig
     has_weights: bool
     tokenizer: PreTrainedTokenizerBase | None
-    trust_remote_code: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -73,7 +71,7 @@ def find_model(name: str | None, *, trust_remote_code: bool = False) -> ModelSou
 
     Raises:
         UsageError: no such folder, no usable `config.json` in it, a quantised checkpoint, or one that needs code of its
-            own, which is run with `trust_remote_code` alone.
+            own without `trust_remote_code`.
         UnreachableError: a hub id that is neither cached nor reachable, gated, or missing.
     """
     if name is None:
@@ -175,28 +173,6 @@ def row_limit(source: ModelSource, tokenizer: PreTrainedTokenizerBase | None, as
     return longest_row(source.config, source.name, asked, tokenizer_limit=tokens)
 
 
-@contextmanager
-def unusable(name: str, part: str) -> Iterator[None]:
-    """Turn whatever a library raises over a user's model files into one line that names model and part.
-
-    Raises:
-        UsageError: the files are damaged, or their values do not fit the architecture.
-    """
-    try:
-        yield
-    except EffcliError:
-        raise
-    except Exception as error:  # parsers, validators and deserialisers raise their own kinds
-        if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
-            raise
-        reason = first_line(error)
-        if TRUST in str(error):
-            raise untrusted(name, part) from error
-        if "weights_only" in reason:  # torch advises to switch its safety off
-            reason = "they are not readable"
-        raise UsageError(f"--model '{name}': its {part} cannot be used: {reason}") from error
-
-
 def _builtin() -> ModelSource:
     from transformers import DistilBertConfig
 
@@ -207,7 +183,7 @@ def _builtin() -> ModelSource:
 
 
 def _from_folder(name: str, folder: Path, trust: bool) -> ModelSource:
-    config = _config(name, str(folder), config_values(name, folder / "config.json"), trust)
+    config = config_of(name, config_values(name, folder / "config.json"), trust=trust)
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
     return ModelSource(
         name=name,
@@ -215,17 +191,7 @@ def _from_folder(name: str, folder: Path, trust: bool) -> ModelSource:
         config=config,
         has_weights=any((folder / file).is_file() for file in WEIGHT_FILES),
         tokenizer=_tokenizer(name, str(folder), trust) if has_tokenizer else None,
-        trust_remote_code=trust,
     )
-
-
-def _config(name: str, path: str, values: dict[str, Any], trust: bool) -> PretrainedConfig:
-    from transformers import AutoConfig
-
-    if brings_own_code(values) and not trust:
-        raise untrusted(name, "config.json")
-    with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
-        return trusted_config(path) if trust else AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def _tokenizer(name: str, path: str, trust: bool) -> PreTrainedTokenizerBase:
@@ -250,11 +216,9 @@ def _hub_config_file(name: str) -> Path:
 
 def _from_hub(name: str, path: Path, trust: bool) -> ModelSource:
     go_offline_if_unreachable()
-    config = _config(name, name, config_values(name, path), trust)
+    config = config_of(name, config_values(name, path), trust=trust)
     tokenizer = _tokenizer(name, name, trust)
-    return ModelSource(
-        name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer, trust_remote_code=trust
-    )
+    return ModelSource(name=name, path=name, config=config, has_weights=True, tokenizer=tokenizer)
 
 
 def _refuse_quantised(name: str, values: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, nearest
+from effcli.models.own_code import names_own_class, own_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -22,11 +23,17 @@ class Head:
     counts_labels: bool = False
 
     def model_class(self, config: PretrainedConfig) -> Any:
-        """Return the class that the auto class builds for a configuration."""
-        return self._classes()[type(config)]
+        """Return the class that the auto class builds for a configuration.
+
+        Raises:
+            UsageError: it is one of trusted code that cannot be imported.
+        """
+        return own_class(config, self.auto_class) or self._classes()[type(config)]
 
     def offers(self, config: PretrainedConfig) -> bool:
         """Return whether there is a class for a configuration: one of transformers, or of code that was trusted."""
+        if names_own_class(config, self.auto_class):
+            return True
         kind = type(config)
         if kind.__module__.startswith("transformers."):  # by name: two model types can share one class
             return config.model_type in _classes(self)

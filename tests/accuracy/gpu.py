@@ -27,7 +27,7 @@ from effcli.engines.precision import autocast
 from effcli.engines.window import WindowLoss
 from effcli.memory.caching_allocator import CachingAllocator
 from effcli.models.build import recompute_activations
-from effcli.models.known import config_object
+from effcli.models.own_code import config_of
 from effcli.models.tasks import head_for
 from effcli.optim import registry
 from effcli.optim.groups import decay_groups
@@ -169,7 +169,7 @@ def _model(case: Case, dtype: str, *, recompute: bool, device: str) -> torch.nn.
 def _config(case: Case) -> Any:
     known = lookup.find(case["model"])
     assert known is not None
-    config = config_object(case["model"], known.config)
+    config = config_of(case["model"], known.config, trust=False)
     if getattr(config, "use_cache", None):
         config.use_cache = False  # as the engines have it
     return config
