@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,12 @@ from datasets import Dataset
 
 from effcli.data import csv_rows
 from effcli.data import tokenise as tokenising
-from effcli.data.columns import choose
 from effcli.data.encode import encode_batch
 from effcli.data.source import load_tables
-from effcli.data.tokenise import PreparedData, tokenise
 from effcli.errors import DataError, WriteError
-from effcli.spec import DataSpec, build_spec
-from tests.test_data_tokenise import word_tokenizer
+from effcli.spec import DataSpec
+from tests.prepared import tokenised
+from tests.small_disks import files_of_at_most
 
 
 @pytest.fixture(autouse=True)
@@ -39,32 +35,14 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def prepare(path: Path, evaluation: Path | None = None) -> PreparedData:
-    spec = build_spec({"data": {"train": str(path), "eval": None if evaluation is None else str(evaluation)}})
-    raw = load_tables(spec.data, seed=42)
-    problem = choose(raw, spec, is_decoder=False, architectures=())
-    return tokenise(raw, problem, word_tokenizer(), max_length=64, spec=spec)
-
-
 def the_file(folder: Path, pattern: str) -> Path:
     (found,) = folder.rglob(pattern)
     return found
 
 
-@contextlib.contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Let the kernel refuse to write more than this into one file, which is as near as a full disk comes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def message_on_a_full_disk(data: Path) -> str:
-    with largest_file(2000), pytest.raises(WriteError) as caught:
-        prepare(data)
+    with files_of_at_most(2000), pytest.raises(WriteError) as caught:
+        tokenised(data)
     return str(caught.value)
 
 
@@ -85,54 +63,54 @@ def test_a_second_run_tokenises_nothing(data: Path, monkeypatch: pytest.MonkeyPa
         return encode_batch(batch, **options)
 
     monkeypatch.setattr(tokenising, "encode_batch", counted)
-    first = prepare(data)
+    first = tokenised(data)
     assert sum(counts) == 600
     assert max(counts) == tokenising.ROWS_AT_ONCE
     counts.clear()
-    assert prepare(data).train[:] == first.train[:]
+    assert tokenised(data).train[:] == first.train[:]
     assert counts == []
 
 
 def test_a_copy_under_another_name_is_the_same_data(data: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.csv"
     copy.write_bytes(data.read_bytes())
-    assert prepare(data).train.cache_files == prepare(copy).train.cache_files
+    assert tokenised(data).train.cache_files == tokenised(copy).train.cache_files
 
 
 @pytest.mark.parametrize("kept", [0, 7, 1000, -9, -1])
 @pytest.mark.parametrize("pattern", ["tokens-*.arrow", "generator-train.arrow"])
 def test_a_file_that_was_not_written_to_its_end_is_made_again(data: Path, cache: Path, pattern: str, kept: int) -> None:
-    whole = prepare(data).train[:]
+    whole = tokenised(data).train[:]
     if pattern != "tokens-*.arrow":
         the_file(cache, "tokens-*.arrow").unlink()
     stored = the_file(cache, pattern)
     stored.write_bytes(stored.read_bytes()[:kept])
-    assert prepare(data).train[:] == whole
+    assert tokenised(data).train[:] == whole
 
 
 def test_token_ids_that_break_off_between_two_batches_are_made_again(data: Path, cache: Path) -> None:
-    whole = prepare(data).train[:]
+    whole = tokenised(data).train[:]
     tokens = the_file(cache, "tokens-*.arrow")
     tokens.write_bytes(first_rows(tokens, 590)[:-8])  # pyarrow reads this without complaint
-    assert prepare(data).train[:] == whole
+    assert tokenised(data).train[:] == whole
 
 
 def test_rows_that_end_too_early_though_in_good_order_are_read_again(data: Path, cache: Path) -> None:
-    whole = prepare(data)
+    whole = tokenised(data)
     the_file(cache, "tokens-*.arrow").unlink()
     rows = the_file(cache, "generator-train.arrow")
     rows.write_bytes(first_rows(rows, 590))
-    assert prepare(data).train_rows == whole.train_rows == 600
+    assert tokenised(data).train_rows == whole.train_rows == 600
 
 
 def test_a_damaged_description_of_the_rows_is_made_again(data: Path, cache: Path) -> None:
-    prepare(data)
+    tokenised(data)
     the_file(cache, "dataset_info.json").write_text("{")
-    assert prepare(data).train_rows == 600
+    assert tokenised(data).train_rows == 600
 
 
 def test_what_a_killed_run_left_is_no_hindrance(data: Path, cache: Path) -> None:
-    whole = prepare(data).train[:]
+    whole = tokenised(data).train[:]
     rows = the_file(cache, "generator-train.arrow").parent
     half_written = rows.with_name(rows.name + ".incomplete")
     rows.rename(half_written)
@@ -140,17 +118,17 @@ def test_what_a_killed_run_left_is_no_hindrance(data: Path, cache: Path) -> None
     tokens = the_file(cache, "tokens-*.arrow")
     (cache / "writing-1234").mkdir()
     tokens.rename(cache / "writing-1234" / tokens.name)
-    assert prepare(data).train[:] == whole
+    assert tokenised(data).train[:] == whole
 
 
 def test_a_damaged_copy_of_a_parquet_file_is_not_blamed_on_the_file(data: Path, tmp_path: Path, cache: Path) -> None:
     rows = [{"text": "a b", "label": 0}, {"text": "c", "label": 1}]
     Dataset.from_list(rows).to_parquet(str(tmp_path / "d.parquet"))
-    whole = prepare(tmp_path / "d.parquet").train[:]
+    whole = tokenised(tmp_path / "d.parquet").train[:]
     stored = the_file(cache, "parquet-train.arrow")
     stored.write_bytes(stored.read_bytes()[:-20])
     the_file(cache, "tokens-*.arrow").unlink()
-    assert prepare(tmp_path / "d.parquet").train[:] == whole
+    assert tokenised(tmp_path / "d.parquet").train[:] == whole
 
 
 # datasets loses sight of its half-written file, which Python closes some time later and complains about.
@@ -164,7 +142,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_nothing_behind(data: Path, cache
     assert f"the cache folder '{cache.parent}' cannot be written" in message
     assert "HF_DATASETS_CACHE" in message
     assert not [*cache.glob("tokens-*"), *cache.glob("writing-*")]
-    assert prepare(data).train_rows == 600
+    assert tokenised(data).train_rows == 600
 
 
 def test_a_full_disk_is_not_blamed_on_a_parquet_file(tmp_path: Path) -> None:
@@ -176,7 +154,7 @@ def test_a_full_disk_is_not_blamed_on_a_parquet_file(tmp_path: Path) -> None:
 def test_a_folder_of_our_own_that_cannot_be_written_is_replaced(data: Path, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text("a file, not a folder")
-    assert prepare(data).train_rows == 600
+    assert tokenised(data).train_rows == 600
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +176,5 @@ def test_nothing_is_written_beside_the_data_of_the_user(tmp_path: Path) -> None:
     rows = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}] * 3
     Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
     before = sorted((tmp_path / "saved").rglob("*"))
-    spec = build_spec({"data": {"train": str(tmp_path / "saved"), "eval_fraction": 0.3, "limit_rows": 5}})
-    raw = load_tables(spec.data, seed=42)
-    problem = choose(raw, spec, is_decoder=False, architectures=())
-    assert tokenise(raw, problem, word_tokenizer(), max_length=9, spec=spec).eval_rows == 2
+    assert tokenised(tmp_path / "saved", eval_fraction=0.3, limit_rows=5).eval_rows == 2
     assert sorted((tmp_path / "saved").rglob("*")) == before

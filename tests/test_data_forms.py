@@ -13,18 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from effcli.data.columns import Problem, choose
-from effcli.data.source import RawTables, load_tables
 from effcli.errors import DataError
-from effcli.spec import build_spec
-
-
-def prepare(path: Path, evaluation: Path | None = None, **fields: Any) -> tuple[RawTables, Problem]:
-    task = fields.pop("task", None)
-    data = {"train": str(path), "eval": None if evaluation is None else str(evaluation), **fields}
-    spec = build_spec({"data": data, "model": {"task": task}})
-    raw = load_tables(spec.data, seed=42)
-    return raw, choose(raw, spec, is_decoder=False, architectures=())
+from tests.prepared import chosen
 
 
 def written(folder: Path, content: str | bytes, name: str = "d.csv") -> Path:
@@ -40,14 +30,14 @@ def parquet(folder: Path, **columns: Any) -> Path:
 
 def failure(path: Path, evaluation: Path | None = None, **fields: Any) -> str:
     with pytest.raises(DataError) as caught:
-        prepare(path, evaluation, **fields)
+        chosen(path, evaluation, **fields)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     return str(caught.value)
 
 
 def labels_of(path: Path, evaluation: Path | None = None, **fields: Any) -> tuple[str, ...]:
-    labels = prepare(path, evaluation, **fields)[1].labels
+    labels = chosen(path, evaluation, **fields)[1].labels
     assert labels is not None
     return labels.names
 
@@ -97,7 +87,7 @@ def test_a_faulty_file_is_refused_with_the_place_and_the_way_out(
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_marks_line_ends_and_separators_may_be_any(tmp_path: Path, mark: bytes, end: str, delimiter: str) -> None:
     lines = (delimiter.join(cells) for cells in (("text", "label"), ("café", "x"), ('"b, c; d|e\tf"', "y"), ("", "x")))
-    raw, problem = prepare(written(tmp_path, mark + (end.join(lines) + end).encode()))
+    raw, problem = chosen(written(tmp_path, mark + (end.join(lines) + end).encode()))
     assert raw.train["text"][:] == ["café", "b, c; d|e\tf", ""]
     assert problem.labels is not None
     assert problem.labels.names == ("x", "y")
@@ -117,7 +107,7 @@ def test_words_for_nothing_are_texts_and_class_names_in_every_form(tmp_path: Pat
     else:
         mark = "," if form == "csv" else "\t"
         path = written(tmp_path, "\n".join([f"text{mark}label", *(f"{w}{mark}{w}" for w in WORDS)]), f"d.{form}")
-    raw, problem = prepare(path)
+    raw, problem = chosen(path)
     assert raw.train["text"][:] == WORDS
     assert problem.labels is not None
     assert problem.labels.names == tuple(sorted(WORDS))
@@ -137,7 +127,7 @@ def test_truth_values_are_one_pair_of_classes_however_they_are_written(tmp_path:
 
 
 def test_labels_that_differ_in_case_alone_are_said(tmp_path: Path) -> None:
-    _, problem = prepare(csv(tmp_path, "Yes", "no", "yes"))
+    _, problem = chosen(csv(tmp_path, "Yes", "no", "yes"))
     assert "Labels of column 'label' differ in case alone, and are classes of their own: Yes, yes." in problem.notes
 
 
@@ -201,7 +191,7 @@ def test_a_json_list_may_be_cut_anywhere_between_two_reads(tmp_path: Path, monke
     path = written(tmp_path, json.dumps(rows, indent=1), "d.json")
     for size in (1, 2, 3, 7, 1000):
         monkeypatch.setattr("effcli.data.json_rows.PIECE_CHARACTERS", size)
-        raw, _ = prepare(path)
+        raw, _ = chosen(path)
         assert [{"text": row["text"], "label": row["label"]} for row in raw.train] == rows
         assert raw.train["__line__"][:] == list(range(2, 38, 4))
         path.write_text(path.read_text() + " ")  # other bytes, or it would be found in the cache

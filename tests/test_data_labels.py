@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from effcli.data.columns import Problem, choose
-from effcli.data.source import load_tables
+from effcli.data.columns import Problem
 from effcli.errors import DataError
-from effcli.spec import RunSpec
+from tests.prepared import chosen
 
 
 def csv_file(path: Path, labels: Iterable[str], header: str = "text,label") -> Path:
@@ -21,12 +20,8 @@ def csv_file(path: Path, labels: Iterable[str], header: str = "text,label") -> P
     return path
 
 
-def problem_of(train: Path, evaluation: Path | None = None, *, decoder: bool = False, **fields: Any) -> Problem:
-    architectures = fields.pop("architectures", ())
-    task = fields.pop("task", None)
-    data = {"train": str(train), "eval": str(evaluation) if evaluation else None, **fields}
-    spec = RunSpec.model_validate({"data": data, "model": {"task": task}})
-    return choose(load_tables(spec.data, seed=42), spec, is_decoder=decoder, architectures=architectures)
+def problem_of(train: Path, evaluation: Path | None = None, **options: Any) -> Problem:
+    return chosen(train, evaluation, **options)[1]
 
 
 def failure(train: Path, evaluation: Path | None = None, **options: Any) -> str:
@@ -237,13 +232,13 @@ def test_the_task_is_guessed_from_labels_and_model_and_said(tmp_path: Path) -> N
     labelled = csv_file(tmp_path / "t.csv", ["a", "b"])
     plain = tmp_path / "p.jsonl"
     plain.write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert problem_of(labelled, decoder=True).task == "classification"
-    language = problem_of(plain, decoder=True, architectures=("GPT2LMHeadModel",))
+    assert problem_of(labelled, is_decoder=True).task == "classification"
+    language = problem_of(plain, is_decoder=True, architectures=("GPT2LMHeadModel",))
     assert (language.task, language.num_labels, language.labels) == ("causal-lm", 0, None)
     assert "causal-lm" in language.notes[0]
     assert "no 'label' column" in failure(plain)
-    assert "no 'label' column" in failure(plain, decoder=True, architectures=("GPT2ForSequenceClassification",))
-    assert problem_of(labelled, decoder=True, task="causal-lm").label_column is None
+    assert "no 'label' column" in failure(plain, is_decoder=True, architectures=("GPT2ForSequenceClassification",))
+    assert problem_of(labelled, is_decoder=True, task="causal-lm").label_column is None
 
 
 def test_nested_labels_are_refused(tmp_path: Path) -> None:

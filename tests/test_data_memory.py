@@ -11,10 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from effcli.data.columns import choose
-from effcli.data.source import RawTables, load_tables
+from effcli.data.source import RawTables
 from effcli.data.tokenise import texts
-from effcli.spec import build_spec
+from tests.prepared import chosen
 
 MEGABYTE = 10**6
 
@@ -36,9 +35,7 @@ def write(path: Path, *, num_rows: int, characters: int) -> Path:
 
 def read(path: Path) -> tuple[RawTables, int]:
     """Return the tables of a file, and the characters of the training texts that were read one after the other."""
-    spec = build_spec({"data": {"train": str(path), "eval_fraction": 0.1}})
-    raw = load_tables(spec.data, seed=42)
-    problem = choose(raw, spec, is_decoder=False, architectures=())
+    raw, problem = chosen(path, eval_fraction=0.1)
     return raw, sum(map(len, texts(raw, problem)))
 
 
@@ -74,7 +71,7 @@ def prepare(path):
     raw = load_tables(spec.data, seed=42)
     problem = choose(raw, spec, is_decoder=False, architectures=())
     tokenizer = build_tokenizer(texts(raw, problem), vocab_size=1000, model_type="distilbert", max_length=64)
-    return tokenise(raw, problem, tokenizer, max_length=64, spec=spec)
+    return tokenise(raw, problem, tokenizer, max_length=64)
 
 def anonymous_kilobytes():
     # Pages of the mapped cache files count as resident, but the kernel takes them back when it needs them.

@@ -7,29 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
-from effcli.data.columns import choose
-from effcli.data.source import RawTables, load_tables
-from effcli.data.tokenise import PreparedData, texts, tokenise
+from effcli.data.tokenise import texts, tokenise
 from effcli.errors import DataError
-from effcli.spec import RunSpec
-
-PAD, UNKNOWN, START, END = 0, 1, 2, 3
-VOCABULARY = {"[PAD]": PAD, "[UNK]": UNKNOWN, "[CLS]": START, "[SEP]": END, "a": 4, "b": 5, "c": 6}
-
-
-def word_tokenizer(*, special: bool = True, types: bool = False) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of one token a word, with a start and an end token where `special`."""
-    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    if special:
-        backend.post_processor = processors.BertProcessing(("[SEP]", END), ("[CLS]", START))
-    names = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_input_names=names, model_max_length=16
-    )
+from tests.prepared import END, START, UNKNOWN, chosen, tokenised, word_tokenizer
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -37,23 +18,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def prepare(
-    train: Path, evaluation: Path | None = None, *, max_length: int = 64, decoder: bool = False, **options: Any
-) -> PreparedData:
-    spec = RunSpec.model_validate({"data": {"train": str(train), "eval": evaluation and str(evaluation)}})
-    raw = load_tables(spec.data, seed=42)
-    problem = choose(raw, spec, is_decoder=decoder, architectures=())
-    return tokenise(raw, problem, word_tokenizer(**options), max_length=max_length, spec=spec)
-
-
-def raw_and_problem(train: Path) -> tuple[RawTables, Any]:
-    spec = RunSpec.model_validate({"data": {"train": str(train)}})
-    raw = load_tables(spec.data, seed=42)
-    return raw, choose(raw, spec, is_decoder=False, architectures=())
-
-
 def test_rows_become_token_ids_with_labels(tmp_path: Path) -> None:
-    prepared = prepare(write(tmp_path / "t.jsonl", [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]))
+    prepared = tokenised(write(tmp_path / "t.jsonl", [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]))
     assert prepared.train[:] == {
         "input_ids": [[START, 4, 5, END], [START, 6, END]],
         "attention_mask": [[1, 1, 1, 1], [1, 1, 1]],
@@ -65,7 +31,7 @@ def test_rows_become_token_ids_with_labels(tmp_path: Path) -> None:
 
 def test_a_text_of_eighty_words_is_cut_and_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": "a b c", "label": 0}, {"text": "b " * 80, "label": 1}]
-    prepared = prepare(write(tmp_path / "t.jsonl", rows))
+    prepared = tokenised(write(tmp_path / "t.jsonl", rows))
     assert (prepared.truncated_rows, prepared.longest) == (1, 64)
     assert prepared.train[1]["input_ids"] == [START, *[5] * 62, END]
     assert capfd.readouterr() == ("", "")
@@ -73,12 +39,12 @@ def test_a_text_of_eighty_words_is_cut_and_counted(tmp_path: Path, capfd: pytest
 
 def test_a_text_that_just_fits_is_not_counted_as_cut(tmp_path: Path) -> None:
     rows = [{"text": "a " * 62, "label": 0}, {"text": "b", "label": 1}]
-    assert prepare(write(tmp_path / "t.jsonl", rows)).truncated_rows == 0
+    assert tokenised(write(tmp_path / "t.jsonl", rows)).truncated_rows == 0
 
 
 def test_of_a_pair_the_longer_text_is_cut(tmp_path: Path) -> None:
     rows = [{"sentence1": "a b", "sentence2": "c " * 20, "label": 0}, {"sentence1": "a", "sentence2": "b", "label": 1}]
-    prepared = prepare(write(tmp_path / "t.jsonl", rows), max_length=10, types=True)
+    prepared = tokenised(write(tmp_path / "t.jsonl", rows), max_length=10, tokenizer=word_tokenizer(types=True))
     assert prepared.train[0]["input_ids"] == [START, 4, 5, END, *[6] * 5, END]
     assert prepared.train[0]["token_type_ids"] == [0] * 4 + [1] * 6
     assert prepared.truncated_rows == 1
@@ -86,14 +52,14 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path: Path) -> None:
 
 def test_blank_rows_are_skipped_and_counted_in_both_splits(tmp_path: Path) -> None:
     rows = [{"text": text, "label": label} for text, label in (("a", 0), ("", 1), ("  ", 0), (None, 1), ("b", 1))]
-    prepared = prepare(write(tmp_path / "t.jsonl", rows), write(tmp_path / "v.jsonl", rows[:2]))
+    prepared = tokenised(write(tmp_path / "t.jsonl", rows), write(tmp_path / "v.jsonl", rows[:2]))
     assert (prepared.train_rows, prepared.eval_rows, prepared.skipped_rows) == (2, 1, 4)
     assert prepared.train["labels"][:] == [0, 1]
 
 
 def test_a_language_model_skips_rows_of_one_token_and_stores_no_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": "a b"}, {"text": "a"}, {"text": "a b c"}])
-    prepared = prepare(path, decoder=True, special=False)
+    prepared = tokenised(path, is_decoder=True, tokenizer=word_tokenizer(special=False))
     assert prepared.train[:]["input_ids"] == [[4, 5], [4, 5, 6]]
     assert prepared.train.column_names == ["input_ids", "attention_mask"]
     assert (prepared.skipped_rows, prepared.num_tokens) == (1, 5)
@@ -102,48 +68,46 @@ def test_a_language_model_skips_rows_of_one_token_and_stores_no_labels(tmp_path:
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": "", "label": 0}, {"text": " ", "label": 1}])
     with pytest.raises(DataError, match="none of the 2 rows has text in column 'text'"):
-        prepare(path)
+        tokenised(path)
 
 
 def test_a_length_without_room_for_text_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": "a", "label": 0}, {"text": "b", "label": 1}])
     with pytest.raises(DataError, match="use --max-length 4 or more"):
-        prepare(path, max_length=2)
+        tokenised(path, max_length=2)
 
 
 def test_numbers_are_read_as_text(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": 7, "label": 0}, {"text": 8, "label": 1}])
-    assert prepare(path).train[0]["input_ids"] == [START, UNKNOWN, END]
-    assert list(texts(*raw_and_problem(path))) == ["7", "8"]
+    assert tokenised(path).train[0]["input_ids"] == [START, UNKNOWN, END]
+    assert list(texts(*chosen(path))) == ["7", "8"]
 
 
 def test_texts_are_those_of_the_training_rows_in_order(tmp_path: Path) -> None:
     rows = [{"sentence1": "a", "sentence2": "b", "label": 0}, {"sentence1": "", "sentence2": "c", "label": 1}]
-    assert list(texts(*raw_and_problem(write(tmp_path / "t.jsonl", rows)))) == ["a", "b", "c"]
+    assert list(texts(*chosen(write(tmp_path / "t.jsonl", rows)))) == ["a", "b", "c"]
 
 
 def test_scores_are_stored_as_scores(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": "a", "label": 0.5}, {"text": "b", "label": 2}])
-    assert prepare(path).train["labels"][:] == [0.5, 2.0]
+    assert tokenised(path).train["labels"][:] == [0.5, 2.0]
 
 
 def test_the_cache_notices_another_length_label_or_text(tmp_path: Path) -> None:
     rows = [{"text": "a b c", "label": "x"}, {"text": "b", "label": "y"}]
     path = write(tmp_path / "t.jsonl", rows)
-    assert prepare(path).longest == 5
-    assert prepare(path, max_length=4).longest == 4
-    assert prepare(path, special=False).longest == 3
+    assert tokenised(path).longest == 5
+    assert tokenised(path, max_length=4).longest == 4
+    assert tokenised(path, tokenizer=word_tokenizer(special=False)).longest == 3
     write(path, [{"text": "a b c", "label": "y"}, {"text": "b", "label": "w"}])
-    assert prepare(path).train["labels"][:] == [1, 0]
-    assert prepare(path).train.cache_files == prepare(path).train.cache_files != []
+    assert tokenised(path).train["labels"][:] == [1, 0]
+    assert tokenised(path).train.cache_files == tokenised(path).train.cache_files != []
 
 
 def test_the_tokenizer_is_left_without_truncation(tmp_path: Path) -> None:
-    raw, problem = raw_and_problem(
-        write(tmp_path / "t.jsonl", [{"text": "a " * 9, "label": label} for label in (0, 1)])
-    )
+    raw, problem = chosen(write(tmp_path / "t.jsonl", [{"text": "a " * 9, "label": label} for label in (0, 1)]))
     tokenizer = word_tokenizer()
-    prepared = tokenise(raw, problem, tokenizer, max_length=4, spec=RunSpec())
+    prepared = tokenise(raw, problem, tokenizer, max_length=4)
     assert prepared.truncated_rows == 2
     assert tokenizer.backend_tokenizer.truncation is None
 
@@ -163,7 +127,7 @@ def test_all_forms_give_the_same_tokens(tmp_path: Path, form: str) -> None:
     else:
         Dataset.from_list(rows).save_to_disk(str(path))
     before = sorted(tmp_path.rglob("*"))
-    assert prepare(path).train[:] == {
+    assert tokenised(path).train[:] == {
         "input_ids": [[START, 4, UNKNOWN, 5, END], [START, 6, END]],
         "attention_mask": [[1] * 5, [1] * 3],
         "labels": [1, 0],

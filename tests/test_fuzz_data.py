@@ -13,12 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 
-from effcli.data.columns import choose
-from effcli.data.source import load_tables
 from effcli.data.tokenise import texts, tokenise
 from effcli.data.tokenizer import build_tokenizer
-from effcli.spec import build_spec
 from tests.fuzzing import changed_bytes, fuzz, mutated, thorough
+from tests.prepared import chosen
 
 CSV = [
     "sentence,label\none two,0\nthree,1\nfour five six,0\n",
@@ -92,15 +90,13 @@ SETTINGS = st.fixed_dictionaries(
 @pytest.mark.parametrize("suffix", DATA)
 def test_any_data_file_is_read_or_refused(suffix: str, factor: int, tmp_path: Path) -> None:
     def read(drawn: tuple[bytes, dict[str, Any], str | None]) -> None:
-        content, chosen, task = drawn
+        content, settings, task = drawn
         with tempfile.NamedTemporaryFile(dir=tmp_path, suffix=suffix) as file:
             file.write(content)
             file.flush()
-            spec = build_spec({"data": {"train": file.name, **chosen}, "model": {"task": task}})
-            raw = load_tables(spec.data, seed=1)
-            problem = choose(raw, spec, is_decoder=task == "causal-lm", architectures=())
+            raw, problem = chosen(Path(file.name), task=task, is_decoder=task == "causal-lm", **settings)
             tokenizer = build_tokenizer(texts(raw, problem), vocab_size=50, model_type="distilbert", max_length=16)
-            tokenise(raw, problem, tokenizer, max_length=16, spec=spec)
+            tokenise(raw, problem, tokenizer, max_length=16)
 
     tasks = st.sampled_from([None, "classification", "causal-lm"])
     few = {".parquet": 15, ".txt": 5}.get(suffix, 20)

@@ -13,13 +13,10 @@ import pytest
 from rich.console import Console
 
 from effcli.data import tokenise as tokenising
-from effcli.data.columns import choose
 from effcli.data.encode import encode_batch
-from effcli.data.source import load_tables
 from effcli.data.tokenise import texts, tokenise
 from effcli.report.progress import LineProgress, QuietProgress, RichProgress
-from effcli.spec import build_spec
-from tests.test_data_tokenise import word_tokenizer
+from tests.prepared import chosen, word_tokenizer
 from tests.test_progress import Clock
 
 
@@ -107,12 +104,10 @@ def test_tokenising_tells_of_every_batch_and_a_second_run_of_none(
 
     monkeypatch.setattr(tokenising, "encode_batch", slow)
     monkeypatch.setattr(tokenising, "ROWS_AT_ONCE", 10)
-    spec = build_spec({"data": {"train": str(path)}})
-    raw = load_tables(spec.data, seed=42)
-    problem = choose(raw, spec, is_decoder=False, architectures=())
+    raw, problem = chosen(path)
     watch = LineProgress(10, stream=stream, clock=clock).rows
     for _ in range(2):
-        tokenise(raw, problem, word_tokenizer(), max_length=9, spec=spec, watch=watch)
+        tokenise(raw, problem, word_tokenizer(), max_length=9, watch=watch)
     assert stream.getvalue() == f"Tokenising '{path}': 10 of 25 rows  2 rows/s  0:06 left\n"
 
 
@@ -121,9 +116,7 @@ def test_building_a_tokenizer_tells_how_far_it_is(tmp_path: Path, monkeypatch: p
     path.write_text("".join(json.dumps({"text": f"a {index}", "label": index % 2}) + "\n" for index in range(25)))
     monkeypatch.setattr(tokenising, "ROWS_AT_ONCE", 10)
     clock, stream = Clock(), io.StringIO()
-    spec = build_spec({"data": {"train": str(path)}})
-    raw = load_tables(spec.data, seed=42)
-    problem = choose(raw, spec, is_decoder=False, architectures=())
+    raw, problem = chosen(path)
     for _ in texts(raw, problem, LineProgress(10, stream=stream, clock=clock).rows):
         clock.wait(0.5)
     assert stream.getvalue() == "Building the tokenizer: 10 of 25 rows  2 rows/s  0:08 left\n"

@@ -8,23 +8,17 @@ from typing import Any
 
 import pytest
 
-from effcli.data.columns import Problem, choose
-from effcli.data.source import load_tables
+from effcli.data.columns import Problem
 from effcli.errors import DataError
-from effcli.spec import RunSpec
+from tests.prepared import chosen
 
 TEXTS = ["one two", "three four five", "six", "seven eight", "nine ten one", "two"]
 
 
-def problem(
-    path: Path, columns: dict[str, list[Any]], *, architectures: tuple[str, ...] = (), task: str | None = None,
-    **data: Any,
-) -> Problem:  # fmt: skip
+def problem(path: Path, columns: dict[str, list[Any]], **options: Any) -> Problem:
     rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    spec = RunSpec.model_validate({"data": {"train": str(path), **data}, "model": {"task": task}})
-    raw = load_tables(spec.data, seed=1)
-    return choose(raw, spec, is_decoder=False, architectures=architectures, is_encoder_decoder=True)
+    return chosen(path, is_encoder_decoder=True, **options)[1]
 
 
 def texts(*names: str) -> dict[str, list[str]]:
@@ -134,6 +128,5 @@ def test_a_checkpoint_with_a_classification_head_stays_a_classifier(tmp_path: Pa
 def test_numbers_of_a_csv_file_are_classes_too(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text("text,label\n" + "".join(f"{text},{number}\n" for number, text in enumerate(TEXTS)))
-    raw = load_tables(RunSpec.model_validate({"data": {"train": str(path)}}).data, seed=1)
-    found = choose(raw, RunSpec(), is_decoder=False, architectures=(), is_encoder_decoder=True)
+    found = chosen(path, is_encoder_decoder=True)[1]
     assert (found.task, found.num_labels) == ("classification", 6)

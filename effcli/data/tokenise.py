@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from effcli.data.columns import Problem
     from effcli.data.source import RawTables
-    from effcli.spec import RunSpec
 
 FORMAT_VERSION = 1
 """Part of the cache key: raise it when the same text gives other rows than before."""
@@ -57,7 +56,6 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
-    spec: RunSpec,
     max_target_length: int = 0,
     watch: RowWatch = unwatched,
 ) -> PreparedData:

@@ -112,7 +112,6 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
         tokenizer,
         max_length=max_length,
         max_target_length=max_target_length or 0,
-        spec=spec,
         watch=progress.rows,
     )
     say(*_data_notes(data, max_length, max_target_length))
