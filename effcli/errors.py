@@ -6,7 +6,7 @@ The text of an error is one line: what was wrong, what was given, what is allowe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class EffcliError(Exception):
@@ -91,6 +91,19 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest allowed word, or an empty string."""
     matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, what it was raised from or while that was handled, and so on to the first.
+
+    Each comes once: one that is raised again from what wraps it closes a circle.
+    """
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        yield link
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
 
 
 def first_line(error: BaseException) -> str:

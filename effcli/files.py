@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from effcli.errors import WriteError, first_line
+from effcli.errors import WriteError, chain, first_line
 
 DRAFT = ".writing-"
 """What the name of a file or folder begins with until it is complete."""
 
 REPLACED = f"{DRAFT}replaced-"
 """What the name of a folder begins with for the moment in which another takes its place."""
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Numbers of the system's errors that a full disk, or a file that is too large for it, gives."""
+
+NOT_WRITTEN = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""Numbers of the system's errors that tell a failure to write in code that mostly writes.
+
+Beside `NO_ROOM` and EROFS they come of reading as well.
+"""
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -29,7 +39,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, and the folders above it, whole or not at all.
 
     Raises:
-        WriteError: disk full or read-only.
+        WriteError: the system refused, whatever its reason.
     """
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
@@ -43,7 +53,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        _raise_explained(error, path)
+        if isinstance(error, OSError):
+            raise _not_written(path, error.strerror or first_line(error)) from error
         raise
 
 
@@ -53,7 +64,7 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
     A folder that has the name already stays until then.
 
     Raises:
-        WriteError: disk full or read-only; what else `fill` raises is passed on.
+        WriteError: the system refused to write (see `NOT_WRITTEN`); what else `fill` raises is passed on.
     """
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
@@ -66,7 +77,9 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
         _flush(path.parent)
     except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
-        _raise_explained(error, path)
+        number = refused_write(error)
+        if number is not None:
+            raise _not_written(path, os.strerror(number)) from error
         raise
 
 
@@ -78,27 +91,22 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(going, ignore_errors=True)
 
 
-def write_failure(error: BaseException) -> str | None:
-    """Return in a few words why the system refused to write; None where the error says nothing of the kind.
+def refused_write(error: BaseException) -> int | None:
+    """Return the number of the system's error, one of `NOT_WRITTEN`, that an exception comes from; None where of none.
 
     What is written in Rust raises errors of its own, which end in the system's number (safetensors 0.8, tokenizers
     0.23); torch's writer, in C++, one that the system's error is the context of (2.13).
     """
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError):
-            return link.strerror or first_line(link)
-        if found := _SYSTEM_ERROR.search(str(link)):
-            return os.strerror(int(found[1]))
-        link = link.__cause__ or link.__context__
+    for link in chain(error):
+        found = _SYSTEM_ERROR.search(str(link))
+        number = int(found[1]) if found else getattr(link, "errno", None)
+        if number in NOT_WRITTEN:
+            return number
     return None
 
 
-def _raise_explained(error: BaseException, path: Path) -> None:
-    """Raise the error that tells a person what could not be written, where that is what happened."""
-    why = write_failure(error)
-    if why is not None:
-        raise WriteError(f"could not write '{path}': {why}") from error
+def _not_written(path: Path, why: str) -> WriteError:
+    return WriteError(f"could not write '{path}': {why}")
 
 
 def _take_place(draft: Path, path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from effcli.errors import UnreachableError, UsageError
+from effcli.errors import UnreachableError, UsageError, chain
 
 PROBE_TIMEOUT_S = 2.0
 OFFLINE = "HF_HUB_OFFLINE"
@@ -53,7 +53,7 @@ def hub_errors(what: str, name: str, *, flag: str) -> Iterator[None]:
         yield
     except OSError as error:
         # transformers raises plain OSError over what the hub library said.
-        causes = [cause for cause in _chain(error) if type(cause).__module__.startswith("huggingface_hub")]
+        causes = [cause for cause in chain(error) if type(cause).__module__.startswith("huggingface_hub")]
         kinds = tuple(type(cause) for cause in causes)
         if any(issubclass(kind, errors.GatedRepoError) for kind in kinds):
             raise UnreachableError(
@@ -73,12 +73,6 @@ def hub_errors(what: str, name: str, *, flag: str) -> Iterator[None]:
         raise
     except errors.HFValidationError as error:
         raise UsageError(f"{what} '{name}' is neither a local path nor a hub id such as owner/name; {local}") from error
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _out_of_reach(what: str, name: str, local: str) -> UnreachableError:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import get_scheduler
 
+from effcli.cli.boundary import run_guarded
 from effcli.engines import checkpoint
 from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointProgress, CheckpointStore, restore
 from effcli.engines.window_schedule import Position
-from effcli.errors import WriteError
-from effcli.files import DRAFT, write_bytes, write_folder
+from effcli.errors import WriteError, chain
+from effcli.files import DRAFT, refused_write, write_bytes, write_folder
+from effcli.pipeline.guards import explained_write_failure
 from tests.small_disks import files_of_at_most, on_a_disk_of
 
 
@@ -192,11 +196,57 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         assert path.read_text() == "before"
 
 
-def test_what_is_no_failure_to_write_is_passed_on_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("a bug in a model's own code"),
+        ConnectionError("the hub is away"),
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "vocab.txt"),
+        RuntimeError("No such file or directory (os error 2)"),
+    ],
+)
+def test_what_is_no_failure_to_write_is_passed_on_and_leaves_nothing(error: Exception, tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
         (folder / "half").write_text("half")
-        raise RuntimeError("a bug in a model's own code")
+        raise error
 
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(type(error)) as raised:
         write_folder(tmp_path / "model", fill)
+    assert raised.value is error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "make room"), (errno.EFBIG, "make room"), (errno.EROFS, "make it writable")],
+)
+@pytest.mark.parametrize("saved", [(), (Path("update-00000002"),)])
+def test_what_to_do_depends_on_why_the_system_refused(
+    number: int, advice: str, saved: tuple[Path, ...], tmp_path: Path
+) -> None:
+    def fill(folder: Path) -> None:
+        raise RuntimeError("the writer's own error") from OSError(number, os.strerror(number))
+
+    store = cast("CheckpointStore", SimpleNamespace(paths=lambda: saved))
+    left = "'update-00000002' is intact: " if saved else "nothing was saved before: "
+    expected = re.escape(f"/model': {os.strerror(number)}; {left}{advice}, then ")
+    with pytest.raises(WriteError, match=expected), explained_write_failure(store):
+        write_folder(tmp_path / "model", fill)
+
+
+def test_an_error_that_is_raised_again_from_what_wraps_it_is_looked_at_once() -> None:
+    inner, outer = ValueError("inner"), RuntimeError("outer")
+    outer.__cause__, inner.__cause__ = inner, outer
+    assert list(chain(inner)) == [inner, outer]
+    assert refused_write(inner) is None
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 9), (errno.EFBIG, 9), (errno.EROFS, 9), (errno.EACCES, 1)])
+def test_an_output_that_is_not_written_is_told_at_the_boundary_and_one_that_may_not_be_read_is_not(
+    number: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise OSError(number, os.strerror(number))
+
+    assert run_guarded(command, verbose=False) == code
+    assert (f"could not write the output: {os.strerror(number)}" in capsys.readouterr().err) == (code == 9)

@@ -12,7 +12,8 @@ from types import FrameType
 
 import typer
 
-from effcli.errors import EffcliError
+from effcli.errors import EffcliError, WriteError
+from effcli.files import NO_ROOM, refused_write
 from effcli.masking import masked
 from effcli.report.text import plain
 
@@ -41,13 +42,12 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit flush finds no broken pipe
         return 0
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
-            return _fault(error, verbose)
-        _say(f"could not write the output: {error.strerror}")
-        return 9
     except Exception as error:
-        return _fault(error, verbose)
+        number = refused_write(error)
+        if number is None or number not in NO_ROOM | {errno.EROFS}:  # others may come of reading
+            return _fault(error, verbose)
+        _say(f"could not write the output: {os.strerror(number)}")
+        return WriteError.exit_code
     return code if isinstance(code, int) else 0
 
 

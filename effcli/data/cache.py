@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import functools
 import hashlib
 import os
@@ -14,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, WriteError
+from effcli.errors import EffcliError, WriteError, chain
+from effcli.files import refused_write
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Last bytes of a whole Arrow stream (Arrow columnar format 1.5, "IPC Streaming Format"): it is written on closing."""
-NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG})
 
 
 def cache_folder() -> Path:
@@ -127,16 +126,15 @@ def writing_cache() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, EffcliError):
-                raise cause from error
-            if isinstance(cause, OSError) and cause.errno in NOT_WRITTEN:
-                raise WriteError(
-                    f"the cache folder '{cache_folder()}' cannot be written ({os.strerror(cause.errno)}); free space "
-                    "there, or name another folder by the environment variable HF_DATASETS_CACHE"
-                ) from error
-            cause = cause.__cause__ or cause.__context__
+        ours = next((link for link in chain(error) if isinstance(link, EffcliError)), None)
+        if ours is not None:
+            raise ours from error
+        number = refused_write(error)
+        if number is not None:
+            raise WriteError(
+                f"the cache folder '{cache_folder()}' cannot be written ({os.strerror(number)}); free space there, "
+                "or name another folder by the environment variable HF_DATASETS_CACHE"
+            ) from error
         raise
 
 
