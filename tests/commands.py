@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def saved_weights(out: Path) -> dict[str, torch.Tensor]:
     """Return the weights, or the adapters, of the final model of a run."""
     (path,) = (out / "model").glob("*model.safetensors")
     return load_file(path)
+
+
+def same_weights(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether two models have the same weights by the same names, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def model_folder(folder: Path, config: dict[str, Any], **changes: Any) -> Path:

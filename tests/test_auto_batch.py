@@ -15,7 +15,7 @@ from effcli.data.fingerprint import fingerprint
 from effcli.measure.record import BatchSizes
 from effcli.pipeline import prepare
 from effcli.pipeline.auto_batch import smaller
-from tests.commands import csv_file, effcli, saved_weights
+from tests.commands import csv_file, effcli, same_weights, saved_weights
 from tests.full_memory import CUDA_ALLOCATOR, cuda_error, no_memory_above, no_memory_in
 from tests.jobs import ENGINES
 
@@ -30,11 +30,6 @@ def run(distilbert: Path, tmp_path: Path) -> tuple[object, ...]:
 
 def sizes(micro: int, accum: int, eval_batch: int | None = None) -> BatchSizes:
     return BatchSizes(micro=micro, accum=accum, eval_batch=micro if eval_batch is None else eval_batch)
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    mine, theirs = saved_weights(one), saved_weights(other)
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -66,7 +61,7 @@ def test_a_run_that_fits_only_in_halves_is_the_run_that_was_started_so_bit_for_b
     assert (record["spec"]["loop"]["batch_size"], record["spec"]["loop"]["accum"]) == (2, 4)
     assert record["total_updates"] == asked["total_updates"] == 6
     assert record["history"] == asked["history"]
-    assert same_weights(tmp_path / "found", tmp_path / "asked")
+    assert same_weights(saved_weights(tmp_path / "found"), saved_weights(tmp_path / "asked"))
     tried = [(facts["sizes"]["micro"], facts["next_sizes"]["micro"]) for facts in record["out_of_memory"]]
     assert tried == [(8, 4), (4, 2)]
     assert "beginning again from the start weights with --batch-size 2 --accum 4, the same 8 rows" in found.stderr
@@ -124,7 +119,7 @@ def test_an_evaluation_that_does_not_fit_is_made_in_smaller_batches_and_changes_
     loop = found["spec"]["loop"]
     assert (loop["batch_size"], loop["accum"], loop["eval_batch_size"]) == (8, 1, 8)
     assert [line["eval_loss"] for line in found["eval"]] == pytest.approx([line["eval_loss"] for line in asked["eval"]])
-    assert same_weights(tmp_path / "found", tmp_path / "asked")
+    assert same_weights(saved_weights(tmp_path / "found"), saved_weights(tmp_path / "asked"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -13,17 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from effcli.engines.checkpoint import FILES, MANIFEST, TRAINING, CheckpointProgress, CheckpointStore, restore
-from effcli.engines.window_schedule import START
+from effcli.engines.checkpoint import FILES, MANIFEST, TRAINING, CheckpointStore, restore
 from effcli.errors import TrainingFailedError
 from effcli.measure.optimizer_size import inspect_optimizer
-
-
-def made(update: int) -> CheckpointProgress:
-    return CheckpointProgress(
-        update=update, spec={}, train_rows=1, rows_fingerprint="a", config_fingerprint="b", origin=START,
-        first_window=1, total_updates=9, history=[], evaluations=[],
-    )  # fmt: skip
+from tests.checkpoints import Trap, let_manifest_fit, progress_after
 
 
 class Trained:
@@ -50,7 +42,7 @@ class Trained:
 def store_of(folder: Path, updates: int, *, keep: int = 9, **more: Any) -> CheckpointStore:
     store = CheckpointStore(folder, keep=keep, **more)
     for update in range(1, updates + 1):
-        store.save(made(update), **Trained().parts)
+        store.save(progress_after(update), **Trained().parts)
     return store
 
 
@@ -108,38 +100,34 @@ def test_damaged_checkpoints_go_with_the_next_one_and_do_not_count(tmp_path: Pat
     assert damaged == (second, first)
     store = CheckpointStore(tmp_path, keep=2, damaged=damaged)
     assert store.paths() == [older, intact, first, second]
-    store.save(made(3), **Trained().parts)
+    store.save(progress_after(3), **Trained().parts)
     assert store.paths() == [intact, first]
     assert store.newest_intact().path == first
 
 
-class Marker:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
+def pickled(path: Path, trap: Trap) -> None:
+    path.write_bytes(pickle.dumps(trap, protocol=2))
 
 
-def test_a_pickle_that_would_run_code_is_not_loaded(tmp_path: Path) -> None:
+def saved_by_torch(path: Path, trap: Trap) -> None:
+    torch.save({"optimizer": trap}, path)
+
+
+@pytest.mark.parametrize("write", [pickled, saved_by_torch])
+def test_a_pickle_that_would_run_code_is_not_loaded(write: Callable[[Path, Trap], None], tmp_path: Path) -> None:
     trained = Trained()
-    path = CheckpointStore(tmp_path / "c", keep=1).save(made(1), **trained.parts)
-    for content in (pickle.dumps(Marker(tmp_path / "ran"), protocol=2), b""):
-        (path / TRAINING).write_bytes(content)
-        if not content:
-            torch.save({"optimizer": Marker(tmp_path / "ran")}, path / TRAINING)
-        sums = json.loads((path / MANIFEST).read_text())
-        sums[TRAINING] = hashlib.sha256((path / TRAINING).read_bytes()).hexdigest()
-        (path / MANIFEST).write_text(json.dumps(sums))
-        assert CheckpointStore(tmp_path / "c", keep=1).newest_intact().path == path
-        with pytest.raises(TrainingFailedError, match="more than tensors and plain values") as raised:
-            restore(path, **trained.parts)
-        assert "\n" not in str(raised.value)
-        assert not (tmp_path / "ran").exists()
+    path = CheckpointStore(tmp_path / "c", keep=1).save(progress_after(1), **trained.parts)
+    write(path / TRAINING, Trap(tmp_path / "ran"))
+    let_manifest_fit(path, TRAINING)
+    assert CheckpointStore(tmp_path / "c", keep=1).newest_intact().path == path
+    with pytest.raises(TrainingFailedError, match="more than tensors and plain values") as raised:
+        restore(path, **trained.parts)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    path = CheckpointStore(tmp_path, keep=1).save(made(1), **Trained().parts)
+    path = CheckpointStore(tmp_path, keep=1).save(progress_after(1), **Trained().parts)
     other = Trained()
     other.model = torch.nn.Linear(5, 3)
     with pytest.raises(TrainingFailedError, match="the model has changed"):
@@ -151,9 +139,7 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path: Path) 
     progress = json.loads((path / "progress.json").read_text())
     del progress["origin"]
     (path / "progress.json").write_text(json.dumps(progress))
-    sums = json.loads((path / MANIFEST).read_text())
-    sums["progress.json"] = hashlib.sha256((path / "progress.json").read_bytes()).hexdigest()
-    (path / MANIFEST).write_text(json.dumps(sums))
+    let_manifest_fit(path, "progress.json")
     with pytest.raises(TrainingFailedError, match="another version of effcli"):
         CheckpointStore(tmp_path, keep=1).newest_intact()
 
@@ -163,7 +149,7 @@ def test_steps_that_bf16_cannot_count_survive_beside_bf16_weights(step: int, tmp
     trained, fresh = Trained(torch.bfloat16), Trained(torch.bfloat16)
     for state in trained.optimizer.state.values():
         state["step"].fill_(step)
-    path = CheckpointStore(tmp_path, keep=1).save(made(1), **trained.parts)
+    path = CheckpointStore(tmp_path, keep=1).save(progress_after(1), **trained.parts)
     restore(path, **fresh.parts)
     for before, after in zip(trained.optimizer.state.values(), fresh.optimizer.state.values(), strict=True):
         assert after["step"].dtype == torch.float32
@@ -179,7 +165,7 @@ def test_the_scale_of_fp16_and_its_age_come_back(tmp_path: Path) -> None:
     scaler, other = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 2.0))
     scaler.scale(torch.ones(()))  # its tensors are made at the first use
     scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 5})
-    path = CheckpointStore(tmp_path, keep=1).save(made(1), **trained.parts, scaler=scaler)
+    path = CheckpointStore(tmp_path, keep=1).save(progress_after(1), **trained.parts, scaler=scaler)
     restore(path, **fresh.parts, scaler=other)
     assert other.state_dict() == scaler.state_dict()
     assert (other.get_scale(), other.state_dict()["_growth_tracker"]) == (8.0, 5)
@@ -187,7 +173,7 @@ def test_the_scale_of_fp16_and_its_age_come_back(tmp_path: Path) -> None:
 
 def test_the_next_rate_is_that_of_the_schedule_that_goes_on(tmp_path: Path) -> None:
     trained, fresh = Trained(), Trained()
-    path = CheckpointStore(tmp_path, keep=1).save(made(1), **trained.parts)
+    path = CheckpointStore(tmp_path, keep=1).save(progress_after(1), **trained.parts)
     fresh.scheduler = torch.optim.lr_scheduler.LambdaLR(fresh.optimizer, lambda update: 1 - update / 4)
     restore(path, **fresh.parts)
     assert fresh.optimizer.param_groups[0]["lr"] == 0.1 * 0.75

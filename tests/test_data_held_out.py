@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from effcli import pipeline
-from effcli.data.columns import choose
 from effcli.data.held_out import held_out_rows
 from effcli.data.source import RawTables, load_tables
 from effcli.errors import DataError, UsageError
 from effcli.report.progress import QuietProgress
 from effcli.spec import DataSpec, build_spec
-from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder, saved_weights
+from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder, same_weights, saved_weights
+from tests.jobs import ENGINES
+from tests.prepared import chosen
 from tests.stopped_runs import settings, train_and_stop
 
 
@@ -73,9 +74,7 @@ def test_a_limit_comes_first(tmp_path: Path) -> None:
 def test_labels_are_learnt_from_all_rows(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text("text,label\n" + "".join(f"row {index},class {index}\n" for index in range(10)))
-    spec = build_spec({"data": {"train": str(path), "eval_fraction": 0.5}})
-    problem = choose(load_tables(spec.data, seed=42), spec, is_decoder=False, architectures=())
-    assert problem.num_labels == 10
+    assert chosen(path, eval_fraction=0.5)[1].num_labels == 10
 
 
 @pytest.mark.parametrize("fraction", ["0", "1", "1.5", "-0.1", "nan", "some"])
@@ -104,7 +103,7 @@ def test_all_engines_evaluate_the_same_rows_and_train_on_the_others(tmp_path: Pa
             "train", model, "--data", data, "--eval-fraction", 0.25, "--epochs", 1, "--batch-size", 4, "--engine",
             engine, "--out", tmp_path / engine, "--json",
         ).record
-        for engine in ("pytorch", "accelerate", "trainer")
+        for engine in ENGINES
     ]  # fmt: skip
     for record in records:
         assert (record["data"]["train_rows"], record["data"]["eval_rows"], record["total_updates"]) == (12, 4, 3)
@@ -113,7 +112,7 @@ def test_all_engines_evaluate_the_same_rows_and_train_on_the_others(tmp_path: Pa
         assert record["eval"][0]["eval_loss"] == pytest.approx(records[0]["eval"][0]["eval_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["pytorch", "accelerate", "trainer"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_without_validation_data_evaluation_is_skipped_and_never_done_on_the_training_rows(
     engine: str, tmp_path: Path
 ) -> None:
@@ -139,5 +138,4 @@ def test_a_resumed_run_keeps_the_same_rows(tmp_path: Path) -> None:
     rest = pipeline.train(pipeline.resolve_spec({}, resume_from=parts), progress=QuietProgress(), resume=True)
     assert rest.data.eval_rows == 4
     assert (rest.history, rest.eval) == (whole.history, whole.eval)
-    one, other = saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "parts")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert same_weights(saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "parts"))

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from effcli.files import DRAFT
-from tests.commands import TINY_DISTILBERT, csv_file, model_folder, saved_weights
+from tests.commands import TINY_DISTILBERT, csv_file, model_folder, same_weights, saved_weights
 from tests.forked_runs import PREPARATION, ForkServer, group_of, is_alive
 from tests.jobs import ENGINES
 
@@ -95,9 +95,7 @@ class Killer:
         assert record["status"] == "completed"
         assert record["history"] == self.whole["history"]
         assert record["eval"] == self.whole["eval"]
-        weights = saved_weights(out)
-        assert weights.keys() == self.weights.keys()
-        assert all(torch.equal(weights[name], self.weights[name]) for name in weights)
+        assert same_weights(saved_weights(out), self.weights)
         assert not list(out.rglob(f"{DRAFT}*"))
         assert len(list((out / "checkpoints").iterdir())) <= KEEP
 
@@ -129,8 +127,7 @@ def _check_that_nothing_half_done_looks_complete(out: Path, weights: dict[str, t
         assert len(sums) == 3
         assert all(hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == sums[name] for name in sums)
     if (out / "model").is_dir():
-        saved = saved_weights(out)
-        assert all(torch.equal(saved[name], weights[name]) for name in weights)
+        assert same_weights(saved_weights(out), weights)
     if (out / "record.json").is_file():
         json.loads((out / "record.json").read_text())
 

@@ -19,7 +19,7 @@ from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import TrainingFailedError
 from effcli.pipeline import run as run_module
 from effcli.report.progress import QuietProgress
-from tests.commands import effcli, saved_weights
+from tests.commands import effcli, same_weights, saved_weights
 from tests.jobs import ENGINES
 
 pytestmark = pytest.mark.usefixtures("without_plan")
@@ -102,7 +102,7 @@ def test_the_run_stops_at_that_update_with_the_weights_before_it(
     saved = sorted((out / "checkpoints").iterdir())
     assert [path.name for path in saved] == ["update-00000002", "update-00000003"]
     good = load_file(saved[-1] / "model.safetensors")
-    assert all(torch.equal(good[name], value) for name, value in broken.model.state_dict().items())
+    assert same_weights(good, broken.model.state_dict())
 
 
 def test_the_run_goes_on_from_the_last_good_update_when_asked(
@@ -115,8 +115,7 @@ def test_the_run_goes_on_from_the_last_good_update_when_asked(
     resumed = effcli("train", "--out", tmp_path / "run", "--resume", "--json")
     assert "Resumed after update 3 of 6." in resumed.stderr
     assert resumed.record["history"] == whole["history"]
-    mine, theirs = saved_weights(tmp_path / "run"), saved_weights(tmp_path / "whole")
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert same_weights(saved_weights(tmp_path / "run"), saved_weights(tmp_path / "whole"))
 
 
 def test_an_evaluation_loss_that_is_not_finite_stops_the_run_before_its_checkpoint(

@@ -19,7 +19,7 @@ from effcli.optim.modes import evaluation_weights, set_to_train
 from effcli.optim.registry import find
 from effcli.report.progress import QuietProgress
 from effcli.spec import OptimSpec
-from tests.commands import csv_file, effcli, saved_weights
+from tests.commands import csv_file, effcli, same_weights, saved_weights
 from tests.jobs import ENGINES
 from tests.stopped_runs import check_that_a_stop_changes_nothing, settings
 
@@ -74,8 +74,7 @@ def test_evaluating_changes_nothing(precision: str, tmp_path: Path) -> None:
     without = trained(tmp_path, "b", precision=precision, evaluated=False)
     assert (len(with_evaluation.eval), len(without.eval)) == (2, 0)
     assert with_evaluation.history == without.history
-    one, other = (saved_weights(tmp_path / out) for out in "ab")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert same_weights(*(saved_weights(tmp_path / out) for out in "ab"))
 
 
 def stepped_sgd(dtype: torch.dtype = torch.bfloat16) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:

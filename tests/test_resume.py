@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from effcli import pipeline
 from effcli.report.progress import QuietProgress
-from tests.commands import csv_file, effcli, saved_weights
+from tests.commands import csv_file, effcli, same_weights, saved_weights
 from tests.jobs import ENGINES
 from tests.stopped_runs import settings, train_and_stop
 
@@ -50,9 +49,7 @@ def test_a_run_may_be_stopped_after_any_update(
         assert rest.eval == whole.eval
         assert rest.measured.optimizer_state_bytes == whole.measured.optimizer_state_bytes
         assert rest.measured.tensors == whole.measured.tensors
-        resumed = saved_weights(out)
-        assert resumed.keys() == weights.keys()
-        assert all(torch.equal(resumed[name], weights[name]) for name in weights)
+        assert same_weights(saved_weights(out), weights)
 
 
 def with_another_label(folder: Path) -> None:

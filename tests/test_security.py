@@ -6,15 +6,15 @@ import ast
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import effcli as effcli_package
-from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder, saved_weights
+from effcli.engines.checkpoint import TRAINING
+from tests.checkpoints import Trap, let_manifest_fit
+from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder, same_weights, saved_weights
 
 OWN_CODE = """
 from pathlib import Path
@@ -65,16 +65,6 @@ def own_model(tmp_path: Path, marker: Path) -> Path:
     return folder
 
 
-class Trap:
-    """An object whose unpickling runs code."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = str(marker)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Path.touch, (Path(self.marker),)
-
-
 # Code that comes with a model
 
 
@@ -104,8 +94,7 @@ def test_code_of_a_model_runs_with_the_flag_and_is_saved_with_the_weights(
     assert effcli("train", saved, *run, 0, "--out", tmp_path / "p").code == 2
     again = effcli("train", saved, *run, 0, "--out", tmp_path / "p", trust)
     assert again.code == 0, again.stderr
-    before, after = saved_weights(tmp_path / "o"), saved_weights(tmp_path / "p")
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same_weights(saved_weights(tmp_path / "o"), saved_weights(tmp_path / "p"))
 
 
 def test_a_run_with_the_flag_opens_no_door_for_the_next_one(own_model: Path, marker: Path, data: Path) -> None:
@@ -228,16 +217,12 @@ def test_other_pickles_in_a_model_folder_are_left_alone(
 def test_a_checkpoint_that_someone_changed_runs_no_code(
     distilbert: Path, marker: Path, data: Path, tmp_path: Path
 ) -> None:
-    from effcli.engines import checkpoint
-
     out = tmp_path / "o"
     assert effcli("train", distilbert, "--data", data, "--max-steps", 1, "--out", out).code == 0
     shutil.rmtree(out / "model")
     (folder,) = (out / "checkpoints").iterdir()
-    pickled(folder / checkpoint.TRAINING, Trap(marker), "zip")
-    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
-    manifest[checkpoint.TRAINING] = checkpoint._checksum(folder / checkpoint.TRAINING)
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    pickled(folder / TRAINING, Trap(marker), "zip")
+    let_manifest_fit(folder, TRAINING)
     failed = effcli("train", "--out", out, "--resume", "--max-steps", 2)
     assert (failed.code, marker.exists()) == (7, False)
     assert "weights_only" not in failed.error
