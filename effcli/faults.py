@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.errors import nearest
 from effcli.flags import FLAG_OF, field_label
+from effcli.units import cut
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-
-_SHOWN_LENGTH = 60
 
 _WORDS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
     "greater_than_equal": lambda given, ctx: f"{given} is below the smallest allowed value {_number(ctx['ge'])}",
@@ -84,4 +83,4 @@ def _shown(value: Any) -> str:
         text = "an empty value"
     elif isinstance(value, str) and value.lstrip("+-").replace(".", "", 1).isdigit():
         text = value
-    return text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 3] + "..."
+    return cut(text)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
 from effcli.files import DRAFT, remove_folder
+from effcli.units import listed
 
 RECORD = "record.json"
 RECIPE = "recipe.yaml"
@@ -22,7 +23,6 @@ RECIPE_PURPOSE = "Purpose: the run in"
 """What the first comment of a run's recipe begins with: other tools leave a recipe.yaml beside their models too."""
 
 _RECORD_KEY = b'"schema_version"'
-_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,8 @@ def _refuse_foreign(folder: RunFolder, out: str) -> None:
     names = sorted(path.name for path in folder.path.iterdir() if not path.name.startswith(DRAFT))
     if not names or _holds_run(folder):
         return
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     raise UsageError(
-        f"--out '{out}' holds no run but {', '.join(names[:_NAMES_SHOWN])}{more}, which no run may replace; "
+        f"--out '{out}' holds no run but {listed(names)}, which no run may replace; "
         f"give a new folder, such as --out {shlex.quote(str(Path(out) / 'run'))}"
     )
 

@@ -137,6 +137,16 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 tensor` or `1,204 tensors`."""
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def cut(text: str, length: int = 60) -> str:
+    """Return a text that a message shows, at most so many characters of it."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def listed(names: Sequence[str], shown: int = 3) -> str:
     """Return the first few names in words, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""

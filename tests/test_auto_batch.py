@@ -104,7 +104,7 @@ def test_a_row_that_does_not_fit_alone_is_one_clear_error_with_the_allocators_wo
     failed = effcli(*run, "--batch-size", 6, "--auto-batch", "--out", tmp_path / "run")
     assert failed.code == 5
     assert given == [6, 3, 2, 1]
-    assert "with 1 rows of" in failed.error
+    assert "with 1 row of" in failed.error
     assert CUDA_ALLOCATOR in failed.error
     assert "Planned there" in failed.error
 

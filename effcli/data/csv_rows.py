@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from effcli.data.numerals import parse_number
-from effcli.data.places import LINE_COLUMN
+from effcli.data.places import LINE_COLUMN, check_column_names
 from effcli.data.text_files import open_text, without_nul
 from effcli.errors import DataError
+from effcli.units import count
 
 DELIMITERS = (",", ";", "\t", "|")
 SNIFFED_ROWS = 100
@@ -36,7 +37,7 @@ class CsvLayout:
 
 
 def read_layout(path: Path, *, delimiter: str | None, encoding: str) -> CsvLayout:
-    """Return the layout of a file after reading all of it once.
+    """Return the layout of a file after reading all of it, where tabs separate its fields twice.
 
     Raises:
         DataError: wrong encoding, a NUL byte, a malformed quote, a row with too few or too many fields, no rows, or
@@ -96,18 +97,14 @@ def _columns(path: Path, delimiter: str, quoted: bool, encoding: str) -> tuple[t
         raise DataError(f"'{path}' is empty; the first line must hold the column names, such as text,label")
     columns = tuple(name.strip() or f"column_{number}" for number, name in enumerate(header, start=1))
     found = ", ".join(columns)
-    twice = [name for name in columns if columns.count(name) > 1]
-    if twice:
-        raise DataError(f"'{path}': the column name '{twice[0]}' is used twice; found: {found}")
-    if LINE_COLUMN in columns:
-        raise DataError(f"'{path}': the column name '{LINE_COLUMN}' is reserved; rename it")
+    check_column_names(columns, f"'{path}'")
     num_rows = 0
     for line, fields in records:
         if len(fields) == len(columns):
             num_rows += 1
         elif not _is_blank(fields):
             raise DataError(
-                f"'{path}', line {line}: {_fields(len(fields))} where the header has {len(columns)} ({found}); "
+                f"'{path}', line {line}: {count(len(fields), 'field')} where the header has {len(columns)} ({found}); "
                 f"{_way_out(fields, delimiter, quoted)}, or name another separator by --delimiter"
             )
     if not num_rows:
@@ -194,10 +191,6 @@ def _remembered(lines: Iterable[str], memory: list[str]) -> Iterator[str]:
     for line in lines:
         memory.append(line)
         yield line
-
-
-def _fields(count: int) -> str:
-    return "1 field" if count == 1 else f"{count} fields"
 
 
 def _shown(delimiter: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.data import csv_rows, json_rows
 from effcli.data.cache import content_key, kept
-from effcli.data.places import LINE_COLUMN
+from effcli.data.places import LINE_COLUMN, check_column_names
 from effcli.errors import DataError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -155,22 +155,14 @@ def _load_parquet(name: str, path: Path) -> Table:
     try:
         with _unchanged(path):
             columns, num_rows = pq.read_schema(path).names, pq.read_metadata(path).num_rows
-            _check_parquet(name, columns, num_rows)
+            check_column_names(columns, f"'{name}'")
+            if not num_rows:
+                raise DataError(f"'{name}' has columns ({', '.join(columns)}) but no rows")
             key = content_key(path, FORMAT_VERSION)
             rows = kept(f"rows-{key}", load, num_rows=num_rows)
     except (DatasetGenerationError, pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"'{name}' is not a readable Parquet file; check that it was written completely") from error
     return Table(rows=rows, name=name)
-
-
-def _check_parquet(name: str, columns: list[str], num_rows: int) -> None:
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
-        raise DataError(f"'{name}': the column name '{twice}' is used twice; found: {', '.join(columns)}")
-    if LINE_COLUMN in columns:
-        raise DataError(f"'{name}': the column name '{LINE_COLUMN}' is reserved; rename it")
-    if not num_rows:
-        raise DataError(f"'{name}' has columns ({', '.join(columns)}) but no rows")
 
 
 def _load_folder(name: str, path: Path) -> Splits:

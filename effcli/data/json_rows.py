@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from effcli.data.places import LINE_COLUMN
+from effcli.data.places import LINE_COLUMN, check_column_names
 from effcli.data.text_files import open_text, without_nul
 from effcli.errors import DataError
 
@@ -57,9 +57,10 @@ def read_layout(path: Path, *, encoding: str) -> JsonLayout:
                 kinds[column] = "float"
     if not num_rows:
         raise DataError(f'\'{path}\' is empty; each line must hold one object, such as {{"text": ..., "label": ...}}')
+    check_column_names(tuple(kinds), f"'{path}'")
     for column in kinds:
-        if column == LINE_COLUMN or "\0" in column or not _is_unicode(column):
-            raise DataError(f"'{path}': the column name {column!a} is reserved or no text; rename it")
+        if "\0" in column or not _is_unicode(column):
+            raise DataError(f"'{path}': the column name {column!a} is no text; rename it")
     return JsonLayout(
         kinds={name: kind or "text" for name, kind in kinds.items()},
         is_list=is_list,

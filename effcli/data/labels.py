@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from effcli.data.numerals import parse_number, whole
 from effcli.data.places import place
 from effcli.errors import DataError
+from effcli.units import cut, listed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,7 +24,6 @@ TEXT_TYPES = frozenset({"string", "large_string", "string_view"})
 LABEL_TYPES = re.compile("string|large_string|string_view|bool|null|u?int\\d+|float\\d*|double|decimal.*")
 """Types of a column, as `datasets` names them, whose values may be labels: words, truth values and numbers."""
 SHOWN_LABELS = 10
-SHOWN_CHARACTERS = 60
 ROWS_AT_ONCE = 10_000
 
 
@@ -68,19 +68,17 @@ class LabelMap:
         return number
 
     def _known(self) -> str:
-        return listed(self.names)
+        return listed_labels(self.names)
 
 
-def listed(values: Any) -> str:
-    """Return the first labels, separated by commas."""
-    texts = [shown(value) for value in values]
-    return ", ".join(texts[:SHOWN_LABELS]) + (", ..." if len(texts) > SHOWN_LABELS else "")
+def listed_labels(values: Iterable[Any]) -> str:
+    """Return the first labels, and how many more there are."""
+    return listed([shown(value) for value in values], SHOWN_LABELS)
 
 
 def shown(value: Any) -> str:
     """Return a label as a message shows it, long ones cut: any column may have been taken for labels."""
-    text = str(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+    return cut(str(value))
 
 
 def is_missing(value: Any) -> bool:

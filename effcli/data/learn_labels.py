@@ -11,7 +11,7 @@ from effcli.data.labels import (
     distinct,
     first_index,
     is_missing,
-    listed,
+    listed_labels,
     require_plain_labels,
     shown,
     to_number,
@@ -99,7 +99,7 @@ def _from_text(
         odd = next(value for value in values if value not in numeric)
         where = place(rows, first_index(rows, column, odd), name)
         raise DataError(
-            f"{where}: the label '{shown(odd)}' is not a number, but others are ({listed(numeric)}); "
+            f"{where}: the label '{shown(odd)}' is not a number, but others are ({listed_labels(numeric)}); "
             "make all labels numbers or all words"
         )
     if written_numbers:
@@ -108,7 +108,7 @@ def _from_text(
     if len(distinct) > MAX_NUMERIC_TEXT and not classes_asked:
         raise DataError(
             f"'{name}': column '{column}' holds {len(distinct)} different numbers written as text "
-            f"({listed(values)}): scores or classes? Write them as numbers, without quotes, for scores, "
+            f"({listed_labels(values)}): scores or classes? Write them as numbers, without quotes, for scores, "
             "or use --task classification for classes"
         )
     return _from_numbers(rows, column, name, values, may_be_scores=False)
@@ -121,7 +121,7 @@ def _from_words(column: str, names: list[str]) -> Learnt:
     spelt: dict[str, list[str]] = {}
     for name in names:
         spelt.setdefault(name.casefold(), []).append(name)
-    alike = [listed(group) for group in spelt.values() if len(group) > 1]
+    alike = [listed_labels(group) for group in spelt.values() if len(group) > 1]
     labels = LabelMap(names=tuple(names), kind="text", ids={name: index for index, name in enumerate(names)})
     sentence = (
         f"Labels of column '{column}' differ in case alone, and are classes of their own: {'; '.join(alike[:3])}."
@@ -149,7 +149,9 @@ def _from_numbers(rows: Dataset, column: str, name: str, values: list[Any], *, m
     )
     notes = []
     if numbers != list(range(len(numbers))):
-        notes.append(f"The labels {listed(numbers)} of column '{column}' become classes 0 to {len(numbers) - 1}.")
+        notes.append(
+            f"The labels {listed_labels(numbers)} of column '{column}' become classes 0 to {len(numbers) - 1}."
+        )
     return labels, tuple(notes)
 
 

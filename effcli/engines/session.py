@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.engines.base import EvalResult, Progress, UpdateResult
 from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import InterruptedRunError, TrainingFailedError
+from effcli.units import count
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +185,7 @@ class TrainingSession:
         if self.saved_update is None:
             return f"{where}; no state was saved before, --resume starts from the first update"
         later = self.update - self.saved_update
-        lost = f"; {later} later {'update is' if later == 1 else 'updates are'} lost" if later else ""
+        lost = f"; {count(later, 'later update')} {'is' if later == 1 else 'are'} lost" if later else ""
         return f"{where}; the state after update {self.saved_update} is saved{lost}, continue with --resume"
 
     @contextmanager

@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from effcli.measure.record import Measured, WeightChangeFacts
+from effcli.units import count
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,7 @@ def precision_notes(measured: Measured | None) -> tuple[str, ...]:
     if measured is None:
         return ()
     skipped = measured.skipped_updates
-    notes = (f"The fp16 scaler skipped {skipped:,} update{'s' if skipped > 1 else ''}.",) if skipped else ()
+    notes = (f"The fp16 scaler skipped {count(skipped, 'update')}.",) if skipped else ()
     return (*notes, *_change_notes(measured.weight_changes))
 
 

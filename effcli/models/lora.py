@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.errors import UsageError, first_line, nearest
 from effcli.models.flags import ALL_LINEAR, quiet_libraries
 from effcli.run_folder import MODEL
+from effcli.units import count
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +161,7 @@ def describe_adapters(model: Any, settings: ModelSpec, task: str) -> str:
     layers = model.base_model.targeted_module_names
     names = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     head = head_names(plain_model(model), task)
-    where = f"{len(layers)} layer{'s' if len(layers) > 1 else ''} ({names})"
+    where = f"{count(len(layers), 'layer')} ({names})"
     trained = f"; the head ({', '.join(head)}) is trained too" if head else ""
     return (
         f"LoRA of rank {settings.lora_r}, alpha {lora_alpha(settings):g}, on {where}{trained}; "

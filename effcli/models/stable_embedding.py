@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.errors import UsageError
 from effcli.optim.overrides import Override
 from effcli.packages import require_package
-from effcli.units import format_count
+from effcli.units import count, format_count
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def rebuilt_note(names: Sequence[str]) -> str:
 
 
 def _embeddings(names: Sequence[str]) -> str:
-    return f"{len(names)} embedding{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+    return f"{count(len(names), 'embedding')} ({', '.join(names)})"
 
 
 def replace_embeddings(model: PreTrainedModel, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from effcli.memory.plan import MemoryPlan, PhaseBytes
 from effcli.pipeline.auto_batch import sizes_of
 from effcli.pipeline.run_plan import FailurePlan, RunPlanner
 from effcli.pipeline.verdicts import fitting_changes
-from effcli.units import format_bytes
+from effcli.units import count, format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ def where(facts: OutOfMemoryFacts) -> str:
         "step": f"in the optimizer's step of update {facts.update}",
         "evaluation": f"in the evaluation after update {facts.update}",
     }
-    shape = f" with {facts.rows} rows of {facts.tokens} tokens" if facts.rows is not None else ""
+    shape = f" with {count(facts.rows, 'row')} of {count(facts.tokens or 0, 'token')}" if facts.rows is not None else ""
     return f"{places[facts.doing]}{shape}"
 
 

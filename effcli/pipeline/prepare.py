@@ -23,6 +23,7 @@ from effcli.models.seq2seq import check_languages
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
+from effcli.units import count, listed
 
 if TYPE_CHECKING:
     import torch
@@ -190,12 +191,11 @@ def _settings_notes(settled: _Settled) -> Iterator[str]:
 def _data_notes(data: PreparedData, max_length: int, max_target_length: int | None) -> Iterator[str]:
     """Yield what became of rows on their way to tokens."""
     if data.truncated_rows:
-        yield f"{data.truncated_rows:,} {_rows(data.truncated_rows)} truncated to {max_length} tokens."
+        yield f"{count(data.truncated_rows, 'row')} truncated to {max_length} tokens."
     if data.truncated_targets:
-        targets = "target" if data.truncated_targets == 1 else "targets"
-        yield f"{data.truncated_targets:,} {targets} truncated to {max_target_length} tokens."
+        yield f"{count(data.truncated_targets, 'target')} truncated to {max_target_length} tokens."
     if data.skipped_rows:
-        yield f"{data.skipped_rows:,} {_rows(data.skipped_rows)} without text skipped."
+        yield f"{count(data.skipped_rows, 'row')} without text skipped."
     if data.eval is None:
         yield "Evaluation is skipped: there is no validation data (give --eval-data or --eval-fraction)."
 
@@ -272,12 +272,6 @@ def _classes(problem: Problem) -> tuple[str, ...]:
     if problem.objective != "classification" or problem.labels is None:
         return ()
     names = problem.labels.names
-    listed = ", ".join(f"{index} = {name}" for index, name in enumerate(names[:5])) + (
-        ", ..." if len(names) > 5 else ""
-    )
+    named = listed([f"{index} = {name}" for index, name in enumerate(names)], shown=5)
     f1 = f"F1 is that of {names[1]}" if len(names) == 2 else "F1 is the unweighted mean over classes"
-    return (f"Classes: {listed}. {f1}.",)
-
-
-def _rows(count: int) -> str:
-    return "row" if count == 1 else "rows"
+    return (f"Classes: {named}. {f1}.",)

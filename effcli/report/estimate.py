@@ -10,8 +10,8 @@ from rich.text import Text
 from effcli.report.bars import fills, stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.peak import peak_parts, peak_table
-from effcli.report.text import count, parameter_counts, plain, tokens_of_rows
-from effcli.units import Basis, format_bytes, listed
+from effcli.report.text import parameter_counts, plain, tokens_of_rows
+from effcli.units import Basis, count, format_bytes, listed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 from rich.text import Text
 
 from effcli.report.layout import fact_grid, print_parts, ruled_table
-from effcli.report.text import count, parameter_counts, plain, tokens_of_rows
+from effcli.report.text import parameter_counts, plain, tokens_of_rows
 from effcli.spec import Task
-from effcli.units import format_bytes, format_count
+from effcli.units import count, format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

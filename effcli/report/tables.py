@@ -19,9 +19,9 @@ from effcli.measure.record import NvmlFacts, RunRecord
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.peak import change_table, peak_facts, phase_table
 from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
-from effcli.report.text import count, parameter_counts, plain, rate
+from effcli.report.text import parameter_counts, plain, rate
 from effcli.run_folder import RunFolder
-from effcli.units import format_bytes, format_count
+from effcli.units import count, format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from effcli.units import GIB, KIB, MIB, format_count
+from effcli.units import GIB, KIB, MIB, count, format_count
 
 if TYPE_CHECKING:
     from effcli.measure.record import ModelFacts
@@ -52,11 +52,6 @@ def duration(seconds: float) -> str:
 def rate(lr: float) -> str:
     """Return a learning rate with two significant digits, such as `4.6e-05`."""
     return f"{lr:.2g}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 tensor` or `1,204 tensors`."""
-    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def tokens_of_rows(max_length: int | None, max_target_length: int | None) -> tuple[str, ...]:

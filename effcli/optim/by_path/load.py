@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import DeviceError, MissingExtraError, UsageError, first_line, nearest
+from effcli.units import listed
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +41,7 @@ def load_class(path: str) -> type[torch.optim.Optimizer]:
         return found
     choices = _optimizers(sys.modules[module_name])
     what = f"'{module_name}' has no '{name}'" if found is None else f"'{path}' is no optimizer class of torch's kind"
-    listed = ", ".join(choices[:_LISTED]) + (", ..." if len(choices) > _LISTED else "")
-    raise UsageError(f"{what}; its optimizers are {listed or 'none'}.{nearest(name, choices)}")
+    raise UsageError(f"{what}; its optimizers are {listed(choices, _LISTED) or 'none'}.{nearest(name, choices)}")
 
 
 def _optimizers(module: ModuleType) -> list[str]:
