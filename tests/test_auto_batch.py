@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -95,6 +98,23 @@ def test_memory_that_runs_out_later_costs_no_more_than_what_the_newest_checkpoin
         assert mine["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
     assert found.record["out_of_memory"][0]["update"] == 3
     assert len(read) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_update_that_runs_out_of_memory_stops_the_run(
+    number: int, code: int, run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_and_full() -> Exception:
+        os.kill(os.getpid(), number)
+        return cuda_error()
+
+    given = no_memory_above(monkeypatch, 2, stopped_and_full)
+    failed = effcli(*run, "--batch-size", 8, "--auto-batch", "--out", tmp_path / "run")
+    assert failed.code == code
+    assert "stopped at once after update 0 of 6; no state was saved before" in failed.error
+    assert given == [8]
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert (record["status"], len(record["out_of_memory"])) == ("interrupted", 1)
 
 
 def test_a_row_that_does_not_fit_alone_is_one_clear_error_with_the_allocators_words(

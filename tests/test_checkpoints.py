@@ -74,6 +74,7 @@ def truncate(path: Path) -> None:
         lambda folder: (shutil.rmtree(folder), folder.write_text("a file")),
         lambda folder: (folder / MANIFEST).write_text("{}"),
         lambda folder: (folder / MANIFEST).write_text("[1]"),
+        lambda folder: (folder / MANIFEST).write_text("[" * 100_000),
     ],
 )
 def test_a_checkpoint_that_lacks_something_is_passed_over(damage: Callable[[Path], Any], tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from effcli.cli.boundary import run_guarded
 from effcli.engines import checkpoint
 from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointProgress, CheckpointStore, restore
 from effcli.engines.window_schedule import Position
-from effcli.errors import WriteError, chain
+from effcli.errors import TrainingFailedError, WriteError, chain
 from effcli.files import DRAFT, refused_write, write_bytes, write_folder
-from effcli.pipeline.guards import explained_write_failure
+from effcli.pipeline.guards import explained_saving, explained_write_failure
 from tests.small_disks import files_of_at_most, on_a_disk_of
 
 
@@ -220,18 +220,41 @@ def test_what_is_no_failure_to_write_is_passed_on_and_leaves_nothing(error: Exce
     ("number", "advice"),
     [(errno.ENOSPC, "make room"), (errno.EFBIG, "make room"), (errno.EROFS, "make it writable")],
 )
-@pytest.mark.parametrize("saved", [(), (Path("update-00000002"),)])
+@pytest.mark.parametrize("saved", [None, Path("update-00000002")])
 def test_what_to_do_depends_on_why_the_system_refused(
-    number: int, advice: str, saved: tuple[Path, ...], tmp_path: Path
+    number: int, advice: str, saved: Path | None, tmp_path: Path
 ) -> None:
     def fill(folder: Path) -> None:
         raise RuntimeError("the writer's own error") from OSError(number, os.strerror(number))
 
-    store = cast("CheckpointStore", SimpleNamespace(paths=lambda: saved))
-    left = "'update-00000002' is intact: " if saved else "nothing was saved before: "
+    store = cast("CheckpointStore", SimpleNamespace(newest_intact_path=lambda: saved))
+    left = "'update-00000002' is intact: " if saved else "no intact checkpoint was saved before: "
     expected = re.escape(f"/model': {os.strerror(number)}; {left}{advice}, then ")
     with pytest.raises(WriteError, match=expected), explained_write_failure(store):
         write_folder(tmp_path / "model", fill)
+
+
+def test_a_damaged_checkpoint_is_not_called_intact(run: Run) -> None:
+    run.store = store = CheckpointStore(run.folder, keep=2)
+    older, newest = *store.paths(), run.save(2)
+    (newest / FILES[0]).write_bytes(b"")
+    with pytest.raises(WriteError, match=f"'{older}' is intact"), explained_write_failure(store):
+        raise WriteError("full")
+    (older / FILES[0]).write_bytes(b"")
+    with pytest.raises(WriteError, match="no intact checkpoint was saved"), explained_write_failure(store):
+        raise WriteError("full")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError(errno.ENOENT, "gone"), WriteError),
+        (RuntimeError("state that is no tensor"), TrainingFailedError),
+    ],
+)
+def test_a_failure_to_save_is_not_said_to_be_the_models(error: Exception, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="the checkpoint of update 3 was not saved"), explained_saving(3):
+        raise error
 
 
 def test_an_error_that_is_raised_again_from_what_wraps_it_is_looked_at_once() -> None:

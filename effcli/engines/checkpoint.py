@@ -112,18 +112,21 @@ class CheckpointStore:
         """Return the checkpoints, oldest first; only complete ones ever had this name."""
         return sorted(self._folder.glob(f"{PREFIX}*"))
 
+    def newest_intact_path(self) -> Path | None:
+        """Return the newest checkpoint whose checksums hold; None where none is intact."""
+        return next((path for path in reversed(self.paths()) if _intact(path)), None)
+
     def newest_intact(self) -> Found | None:
         """Return the newest checkpoint whose checksums hold; None where there is no checkpoint.
 
         Raises:
             TrainingFailedError: all checkpoints are damaged, or the intact one is of another version of effcli.
         """
-        damaged: list[Path] = []
-        for path in reversed(self.paths()):
-            if _intact(path):
-                return Found(path=path, progress=_read_progress(path / PROGRESS), damaged=tuple(damaged))
-            damaged.append(path)
-        if damaged:
+        path, paths = self.newest_intact_path(), self.paths()
+        if path is not None:
+            damaged = tuple(reversed(paths[paths.index(path) + 1 :]))
+            return Found(path=path, progress=_read_progress(path / PROGRESS), damaged=damaged)
+        if paths:
             raise TrainingFailedError(f"every checkpoint in '{self._folder}' is damaged; start again with --overwrite")
         return None
 
@@ -227,5 +230,5 @@ def _intact(path: Path) -> bool:
     try:
         checksums = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         return bool(checksums == {name: _checksum(path / name) for name in FILES})
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last from brackets within brackets
         return False

@@ -180,6 +180,15 @@ class TrainingSession:
             where = f" (the first gradient that is not finite is that of {name})" if name else ""
             raise _not_finite(update, f"the gradient norm is {grad_norm}{where}")
 
+    def stop_if_asked(self) -> None:
+        """Stop where a signal came and the update that it waits for cannot be made.
+
+        Raises:
+            InterruptedRunError: a signal asked to stop.
+        """
+        if self.stop_signal is not None:
+            raise InterruptedRunError(self._stopped_at_once(), signal_number=self.stop_signal)
+
     def _stopped_at_once(self) -> str:
         where = f"stopped at once after update {self.update} of {self.total_updates}"
         if self.saved_update is None:

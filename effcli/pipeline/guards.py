@@ -101,6 +101,29 @@ def _worker_failure(error: Exception) -> str:
 
 
 @contextmanager
+def explained_saving(update: int) -> Iterator[None]:
+    """Turn what goes wrong while a checkpoint is saved into one line that names the update it is of.
+
+    Raises:
+        WriteError: the system failed in another way than by refusing to write, as where the folder is gone.
+        TrainingFailedError: anything else but an error of ours, or of memory, was raised.
+    """
+    try:
+        yield
+    except EffcliError:
+        raise
+    except OSError as error:
+        raise WriteError(f"the checkpoint of update {update} was not saved: {error}") from error
+    except Exception as error:  # whatever the code of an optimizer's state raises
+        if _is_out_of_memory(error):
+            raise
+        raise TrainingFailedError(
+            f"the checkpoint of update {update} was not saved, {type(error).__name__}: {first_line(error)}; "
+            "--verbose shows where"
+        ) from error
+
+
+@contextmanager
 def explained_write_failure(checkpoints: CheckpointStore) -> Iterator[None]:
     """Add to an error of writing what of the run is left, and how to go on.
 
@@ -110,12 +133,12 @@ def explained_write_failure(checkpoints: CheckpointStore) -> Iterator[None]:
     try:
         yield
     except WriteError as error:
-        saved = checkpoints.paths()
+        saved = checkpoints.newest_intact_path()
         first = "make room" if refused_write(error) in NO_ROOM else "make it writable"
         left = (
-            f"'{saved[-1]}' is intact: {first}, then continue with --resume"
+            f"'{saved}' is intact: {first}, then continue with --resume"
             if saved
-            else f"nothing was saved before: {first}, then start again with --overwrite"
+            else f"no intact checkpoint was saved before: {first}, then start again with --overwrite"
         )
         raise WriteError(f"{error}; {left}") from error
 

@@ -40,6 +40,7 @@ from effcli.pipeline.guards import (
     broken_gradient,
     explained_failure,
     explained_out_of_memory,
+    explained_saving,
     explained_write_failure,
     refuse_weights_that_are_not_finite,
 )
@@ -208,23 +209,30 @@ class Run:
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
         refuse_weights_that_are_not_finite(self._model)
-        self._store.save(
-            saved_state(self._prepared, session, first_window=self._first_window),
-            model=self._model,
-            optimizer=self._optimizer,
-            scheduler=self._scheduler,
-            scaler=session.scaler,
-        )
+        with explained_saving(session.update):
+            self._store.save(
+                saved_state(self._prepared, session, first_window=self._first_window),
+                model=self._model,
+                optimizer=self._optimizer,
+                scheduler=self._scheduler,
+                scaler=session.scaler,
+            )
 
     def _save_model(self, path: Path) -> None:
         save_model(self._model, path, self._folder.model)
         self._prepared.tokenizer.save_pretrained(path)
 
     def _out_of_memory(self, session: TrainingSession, error: str) -> OutOfMemoryFacts:
-        """Return what is known about memory that ran out, and keep it for the record."""
+        """Return what is known about memory that ran out, and keep it for the record.
+
+        Raises:
+            InterruptedRunError: the run would begin again, but a signal has asked to stop.
+        """
         facts = facts_of(self._prepared, error, updates_done=session.update, whereabouts=self._whereabouts)
         facts = self._explain(facts)
         self._record = self._record.model_copy(update={"out_of_memory": (*self._record.out_of_memory, facts)})
+        if facts.next_sizes is not None:
+            session.stop_if_asked()
         return facts
 
     def _record_failure(self, session: TrainingSession, error: BaseException) -> None:
