@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from effcli.data.encode import encode_batch
+from effcli.data.columns import Problem
+from effcli.data.encode import Lengths, encode_batch
 from effcli.data.tokenizer import build_tokenizer
 from tests.commands import Result, effcli, model_folder, saved_weights
 from tests.jobs import ENGINES
@@ -140,9 +141,11 @@ def test_a_cut_target_keeps_its_end_token(t5: Path, tmp_path: Path) -> None:
         ["a b c d"], vocab_size=20, model_type="t5", max_length=20, pad_token_id=0, eos_token_id=1
     )
     made = encode_batch(
-        {"s": ["a b c d"], "t": ["d c b a"]}, tokenizer=tokenizer, text_columns=("s",), label_column="t",
-        read_label=None, max_length=5, min_length=1, with_types=False, target_column="t", max_target_length=3,
-    )  # fmt: skip
+        {"s": ["a b c d"], "t": ["d c b a"]},
+        problem=Problem(task="seq2seq", text_columns=("s",), label_column="t", notes=()),
+        tokenizer=tokenizer,
+        lengths=Lengths(text=5, target=3),
+    )
     assert tokenizer.convert_ids_to_tokens(made["input_ids"][0]) == ["a", "b", "c", "d", "</s>"]
     assert tokenizer.convert_ids_to_tokens(made["labels"][0]) == ["d", "c", "</s>"]
     assert (made["truncated"], made["truncated_target"]) == ([False], [True])

@@ -35,12 +35,12 @@ class Problem:
     """
 
     task: Task
-    problem_type: ProblemType | None
     text_columns: tuple[str, ...]
-    label_column: str | None
-    labels: LabelMap | None
-    num_labels: int
     notes: tuple[str, ...]
+    label_column: str | None = None
+    labels: LabelMap | None = None
+    problem_type: ProblemType | None = None
+    num_labels: int = 0
 
     @property
     def objective(self) -> Objective:
@@ -76,10 +76,13 @@ def choose(
     """
     label = _label_column(raw, spec)
     has_classifier_head = any(name.endswith("ForSequenceClassification") for name in architectures)
-    if is_encoder_decoder and not has_classifier_head:
-        task, notes = _task_of_encoder_decoder(raw, spec, label)
+    notes: tuple[str, ...] = ()
+    if spec.model.task is not None:
+        task = spec.model.task
+    elif is_encoder_decoder and not has_classifier_head:
+        task, notes = _task_of_encoder_decoder(raw, label)
     else:
-        task, notes = _task(spec, label, may_be_language_model=is_decoder and not has_classifier_head)
+        task, notes = _task(label, may_be_language_model=is_decoder and not has_classifier_head)
     if task == "seq2seq":
         problem = _sequence_to_sequence(raw, spec)
     else:
@@ -88,9 +91,7 @@ def choose(
     return replace(problem, notes=notes + problem.notes)
 
 
-def _task(spec: RunSpec, label: str | None, *, may_be_language_model: bool) -> tuple[Task, tuple[str, ...]]:
-    if spec.model.task is not None:
-        return spec.model.task, ()
+def _task(label: str | None, *, may_be_language_model: bool) -> tuple[Task, tuple[str, ...]]:
     if label is not None:
         return "classification", (f"The task is classification, because labels are in column '{label}'.",)
     if may_be_language_model:
@@ -98,9 +99,7 @@ def _task(spec: RunSpec, label: str | None, *, may_be_language_model: bool) -> t
     return "classification", ()
 
 
-def _task_of_encoder_decoder(raw: RawTables, spec: RunSpec, label: str | None) -> tuple[Task, tuple[str, ...]]:
-    if spec.model.task is not None:
-        return spec.model.task, ()
+def _task_of_encoder_decoder(raw: RawTables, label: str | None) -> tuple[Task, tuple[str, ...]]:
     if label is not None and holds_classes(raw, label):
         return "classification", (
             f"The task is classification, because column '{label}' holds labels; to write text give --task seq2seq.",
@@ -110,30 +109,14 @@ def _task_of_encoder_decoder(raw: RawTables, spec: RunSpec, label: str | None) -
 
 def _sequence_to_sequence(raw: RawTables, spec: RunSpec) -> Problem:
     source, target, notes = source_and_target(raw, spec)
-    return Problem(
-        task="seq2seq",
-        problem_type=None,
-        text_columns=(source,),
-        label_column=target,
-        labels=None,
-        num_labels=0,
-        notes=notes,
-    )
+    return Problem(task="seq2seq", text_columns=(source,), label_column=target, notes=notes)
 
 
 def _language_model(raw: RawTables, spec: RunSpec, label: str | None) -> Problem:
     text_columns, notes = _text_columns(raw, spec, label, pairs=False)
     if spec.data.label_column:
         notes += (f"The label column '{label}' is not used by a language model.",)
-    return Problem(
-        task="causal-lm",
-        problem_type=None,
-        text_columns=text_columns,
-        label_column=None,
-        labels=None,
-        num_labels=0,
-        notes=notes,
-    )
+    return Problem(task="causal-lm", text_columns=text_columns, notes=notes)
 
 
 def _classifier(raw: RawTables, spec: RunSpec, label: str | None) -> Problem:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from effcli.data.columns import Problem
 
 TRUNCATED_COLUMN = "truncated"
 """Column that says whether a row was cut; it is counted and dropped."""
@@ -14,45 +17,60 @@ TRUNCATED_TARGET_COLUMN = "truncated_target"
 """The same of its target text."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """The most tokens of a row's text, and of its target where it has one."""
+
+    text: int
+    target: int = 0
+
+
 def encode_batch(
     batch: dict[str, list[Any]],
     *,
+    problem: Problem,
     tokenizer: PreTrainedTokenizerBase,
-    text_columns: tuple[str, ...],
-    label_column: str | None,
-    read_label: Callable[[Any], int | float] | None,
-    max_length: int,
-    min_length: int,
-    with_types: bool,
-    target_column: str | None = None,
-    max_target_length: int = 0,
+    lengths: Lengths,
+    read_label: Callable[[Any], int | float] | None = None,
 ) -> dict[str, list[Any]]:
-    """Return the tokenised rows of a batch; rows with a blank text or fewer than `min_length` tokens are dropped.
+    """Return the tokenised rows of a batch; those with a blank text, or too short to learn from, are dropped.
 
-    With a `target_column` the labels of a row are the token ids of its text there, at most `max_target_length`.
+    `read_label` makes labels of the label column; those of seq2seq are the token ids of the target text.
     """
-    columns = (*text_columns, target_column) if target_column is not None else text_columns
-    rows = [tuple(map(as_text, row)) for row in zip(*(batch[name] for name in columns), strict=True)]
-    kept = [index for index, row in enumerate(rows) if all(text.strip() for text in row)]
-    keys = ["input_ids", "attention_mask", *(["token_type_ids"] if with_types else [])]
-    encoded = _tokenised([rows[index][: len(text_columns)] for index in kept], tokenizer, keys, max_length)
-    result: dict[str, list[Any]] = {key: [] for key in (*keys, TRUNCATED_COLUMN)}
-    if target_column is not None:
-        result |= {"labels": [], TRUNCATED_TARGET_COLUMN: []}
-        targets: list[tuple[str, ...]] = [(rows[index][-1],) for index in kept]
-        written = _tokenised(targets, as_targets(tokenizer), ["input_ids"], max_target_length)
-        for row, target in zip(encoded, written, strict=True):
-            row |= {"labels": target["input_ids"], TRUNCATED_TARGET_COLUMN: target[TRUNCATED_COLUMN]}
-    if read_label is not None:
-        result["labels"] = []
-    for index, row in zip(kept, encoded, strict=True):
-        if len(row["input_ids"]) < min_length:
-            continue
-        for key, value in row.items():
-            result[key].append(value)
-        if read_label is not None and label_column is not None:
-            result["labels"].append(read_label(batch[label_column][index]))
+    rows = [tuple(map(as_text, row)) for row in zip(*(batch[name] for name in problem.written_columns), strict=True)]
+    written = [index for index, row in enumerate(rows) if all(text.strip() for text in row)]
+    encoded = _encoded([rows[index] for index in written], problem, tokenizer, lengths)
+    least = 2 if problem.task == "causal-lm" else 1
+    kept = [(index, row) for index, row in zip(written, encoded, strict=True) if len(row["input_ids"]) >= least]
+    names = [*_keys(tokenizer), TRUNCATED_COLUMN]
+    if problem.target_column is not None:
+        names += ["labels", TRUNCATED_TARGET_COLUMN]
+    result = {name: [row[name] for _, row in kept] for name in names}
+    if read_label is not None and problem.label_column is not None:
+        result["labels"] = [read_label(batch[problem.label_column][index]) for index, _ in kept]
     return result
+
+
+def _encoded(
+    rows: list[tuple[str, ...]], problem: Problem, tokenizer: PreTrainedTokenizerBase, lengths: Lengths
+) -> list[dict[str, Any]]:
+    """Return each row's lists, the ids of its target as labels, and whether text and target were cut."""
+    num_texts = len(problem.text_columns)
+    encoded = _tokenised([row[:num_texts] for row in rows], tokenizer, _keys(tokenizer), lengths.text)
+    if problem.target_column is not None:
+        targets = _tokenised([row[num_texts:] for row in rows], as_targets(tokenizer), ["input_ids"], lengths.target)
+        for row, target in zip(encoded, targets, strict=True):
+            row |= {"labels": target["input_ids"], TRUNCATED_TARGET_COLUMN: target[TRUNCATED_COLUMN]}
+    return encoded
+
+
+def has_types(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the model of a tokenizer is told which of two texts a token is of."""
+    return "token_type_ids" in tokenizer.model_input_names
+
+
+def _keys(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return ["input_ids", "attention_mask", *(["token_type_ids"] if has_types(tokenizer) else [])]
 
 
 def as_targets(tokenizer: PreTrainedTokenizerBase) -> Callable[..., Any]:

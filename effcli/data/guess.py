@@ -89,8 +89,9 @@ def guess_source_and_target(
         others = [name for name in text_like_columns(raw, found) if name != source]
         target = others[0] if len(others) == 1 else None
     if source is None and target is not None:
-        named = next((by_name[name] for name, _ in SOURCES_AND_TARGETS if by_name.get(name, target) != target), None)
-        (source,) = (named,) if named else guess_text_columns(raw, found, target, pairs=False) or (None,)
+        source = next((by_name[name] for name, _ in SOURCES_AND_TARGETS if by_name.get(name, target) != target), None)
+        if source is None and (guessed := guess_text_columns(raw, found, target, pairs=False)):
+            (source,) = guessed
     return None if source is None or target is None else (source, target)
 
 

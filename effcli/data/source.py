@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.data.cache import quiet_datasets
 from effcli.data.files import Splits, Table, is_path_like, load_local, missing_path
 from effcli.data.held_out import hold_out
 from effcli.data.hub import load_hub
 from effcli.data.places import data_columns
+from effcli.data.quiet import quiet_datasets
 from effcli.errors import DataError
 
 if TYPE_CHECKING:

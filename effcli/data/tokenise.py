@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from effcli.data.cache import kept_file, quiet_datasets
-from effcli.data.encode import TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN, as_targets, as_text, encode_batch
+from effcli.data.cache import kept_file
+from effcli.data.encode import (
+    TRUNCATED_COLUMN,
+    TRUNCATED_TARGET_COLUMN,
+    Lengths,
+    as_targets,
+    as_text,
+    encode_batch,
+    has_types,
+)
 from effcli.data.labels import label_reader
+from effcli.data.quiet import quiet_datasets
 from effcli.data.watch import RowWatch, unwatched
 from effcli.errors import DataError
 
@@ -50,6 +59,14 @@ class PreparedData:
     longest_target: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Numbers of rows whose text, and whose target, was too long."""
+
+    text: int = 0
+    target: int = 0
+
+
 def tokenise(
     raw: RawTables,
     problem: Problem,
@@ -74,11 +91,11 @@ def tokenise(
     _check_room(max_length, num_special, "--max-length")
     if problem.target_column is not None:
         _check_room(max_target_length, len(as_targets(tokenizer)("")["input_ids"]), "--max-target-length")
-    lengths_kept = (max_length, max_target_length)
-    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, lengths_kept, watch)
-    evaluation, eval_cut = None, (0, 0)
+    limits = Lengths(text=max_length, target=max_target_length)
+    train, train_cut = _tokenise_split(raw.train, raw.train_name, problem, tokenizer, limits, watch)
+    evaluation, eval_cut = None, Cut()
     if raw.eval is not None:
-        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, lengths_kept, watch)
+        evaluation, eval_cut = _tokenise_split(raw.eval, raw.eval_name, problem, tokenizer, limits, watch)
     eval_rows = len(evaluation) if evaluation is not None else 0
     lengths = pc.list_value_length(train.data.column("input_ids"))
     targets = pc.list_value_length(train.data.column("labels")) if problem.target_column is not None else None
@@ -88,8 +105,8 @@ def tokenise(
         train_rows=len(train),
         eval_rows=eval_rows,
         skipped_rows=len(raw.train) - len(train) + (len(raw.eval) if raw.eval is not None else 0) - eval_rows,
-        truncated_rows=train_cut[0] + eval_cut[0],
-        truncated_targets=train_cut[1] + eval_cut[1],
+        truncated_rows=train_cut.text + eval_cut.text,
+        truncated_targets=train_cut.target + eval_cut.target,
         shortest=int(pc.min(lengths).as_py()),
         longest=int(pc.max(lengths).as_py()),
         num_tokens=int(pc.sum(lengths).as_py()),
@@ -122,33 +139,46 @@ def _tokenise_split(
     name: str,
     problem: Problem,
     tokenizer: PreTrainedTokenizerBase,
-    lengths: tuple[int, int],
+    lengths: Lengths,
     watch: RowWatch,
-) -> tuple[Dataset, tuple[int, int]]:
-    """Return the tokenised rows, and the numbers of those whose text and whose target were cut to `lengths`."""
+) -> tuple[Dataset, Cut]:
+    """Return the tokenised rows, and how many of them were cut to `lengths`."""
     import pyarrow.compute as pc
 
-    label_column = problem.label_column if problem.labels is not None else None
-    read_label = label_reader(rows, label_column, problem.labels) if label_column and problem.labels else None
-    with_types = "token_type_ids" in tokenizer.model_input_names
+    tokenised = _cached(rows, name, problem, tokenizer, lengths, watch)
+    if getattr(tokenizer, "is_fast", False):
+        # A call with truncation leaves it switched on in the tokenizer, and so in the file saved with the model.
+        tokenizer.backend_tokenizer.no_truncation()
+    if not len(tokenised):
+        least = "two tokens" if problem.task == "causal-lm" else "text"
+        columns = " and ".join(f"'{column}'" for column in problem.written_columns)
+        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {columns}")
+    marks = [mark for mark in (TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN) if mark in tokenised.column_names]
+    cut = {mark: int(pc.sum(tokenised.data.column(mark)).as_py()) for mark in marks}
+    return tokenised.remove_columns(marks), Cut(text=cut[TRUNCATED_COLUMN], target=cut.get(TRUNCATED_TARGET_COLUMN, 0))
+
+
+def _cached(
+    rows: Dataset,
+    name: str,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: Lengths,
+    watch: RowWatch,
+) -> Dataset:
+    """Return the tokenised rows and their marks of what was cut; from the cache where it holds them."""
+    read_label = None
+    if problem.labels is not None and problem.label_column is not None:
+        read_label = label_reader(rows, problem.label_column, problem.labels)
     fingerprint = _fingerprint(rows, problem, tokenizer, lengths)
-    options = {
-        "tokenizer": tokenizer,
-        "text_columns": problem.text_columns,
-        "label_column": label_column,
-        "read_label": read_label,
-        "max_length": lengths[0],
-        "target_column": problem.target_column,
-        "max_target_length": lengths[1],
-        "min_length": 2 if problem.task == "causal-lm" else 1,
-        "with_types": with_types,
-    }
 
     def make(path: Path) -> None:
         with watch(f"Tokenising '{name}'", len(rows)) as done:
 
             def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-                encoded = encode_batch(batch, **options)
+                encoded = encode_batch(
+                    batch, problem=problem, tokenizer=tokenizer, lengths=lengths, read_label=read_label
+                )
                 done(indices[-1] + 1)
                 return encoded
 
@@ -158,25 +188,14 @@ def _tokenise_split(
                 batched=True,
                 batch_size=ROWS_AT_ONCE,
                 remove_columns=rows.column_names,
-                features=_features(problem, with_types),
+                features=_features(problem, has_types(tokenizer)),
                 cache_file_name=str(path),
                 load_from_cache_file=False,
                 new_fingerprint=fingerprint,
             )
 
     with quiet_datasets():
-        tokenised = kept_file(f"tokens-{fingerprint}.arrow", make)
-    if getattr(tokenizer, "is_fast", False):
-        # A call with truncation leaves it switched on in the tokenizer, and so in the file saved with the model.
-        tokenizer.backend_tokenizer.no_truncation()
-    if not len(tokenised):
-        least = "two tokens" if problem.task == "causal-lm" else "text"
-        columns = " and ".join(f"'{column}'" for column in problem.written_columns)
-        raise DataError(f"'{name}': none of the {len(rows)} rows has {least} in column {columns}")
-    marks = (TRUNCATED_COLUMN, TRUNCATED_TARGET_COLUMN)
-    found = [mark for mark in marks if mark in tokenised.column_names]
-    cut = {mark: int(pc.sum(tokenised.data.column(mark)).as_py()) for mark in found}
-    return tokenised.remove_columns(found), (cut[marks[0]], cut.get(marks[1], 0))
+        return kept_file(f"tokens-{fingerprint}.arrow", make)
 
 
 def _features(problem: Problem, with_types: bool) -> Features:
@@ -192,7 +211,7 @@ def _features(problem: Problem, with_types: bool) -> Features:
     return Features({**features, TRUNCATED_COLUMN: Value("bool")})
 
 
-def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizerBase, lengths: tuple[int, int]) -> str:
+def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizerBase, lengths: Lengths) -> str:
     """Return the cache key: everything that the token ids and labels depend on."""
     from datasets.fingerprint import Hasher
 
@@ -206,5 +225,5 @@ def _fingerprint(rows: Dataset, problem: Problem, tokenizer: PreTrainedTokenizer
     languages = (getattr(tokenizer, "src_lang", None), getattr(tokenizer, "tgt_lang", None))
     options = (type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side, languages)
     columns = (problem.task, problem.text_columns, problem.label_column)
-    key = (FORMAT_VERSION, rows._fingerprint, columns, labels, tokens, options, lengths)
+    key = (FORMAT_VERSION, rows._fingerprint, columns, labels, tokens, options, (lengths.text, lengths.target))
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
