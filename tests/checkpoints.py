@@ -16,7 +16,7 @@ def progress_after(update: int) -> CheckpointProgress:
     """Return the progress of a run of nine updates over one row."""
     return CheckpointProgress(
         update=update, spec={}, train_rows=1, rows_fingerprint="a", config_fingerprint="b", origin=START,
-        first_window=1, total_updates=9, history=[], evaluations=[],
+        first_window=1, total_updates=9, history=(), evaluations=(),
     )  # fmt: skip
 
 

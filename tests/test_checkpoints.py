@@ -17,6 +17,8 @@ from effcli.errors import TrainingFailedError
 from effcli.measure.optimizer_size import inspect_optimizer
 from tests.checkpoints import Trap, let_manifest_fit, progress_after
 
+LINE = {"update": 1, "epoch": 0.1, "loss": 0.1 + 0.2, "lr": 1e-3, "grad_norm": 1.0, "clip_norm": None, "skipped": False}
+
 
 class Trained:
     """A small model with an optimizer that has stepped once."""
@@ -135,11 +137,27 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         restore(path, **other.parts)
 
 
-def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda progress: {key: value for key, value in progress.items() if key != "origin"},
+        lambda progress: {key: value for key, value in progress.items() if key != "first_window"},
+        lambda progress: progress | {"spec": None},
+        lambda progress: progress | {"spec": {"loop": None}},
+        lambda progress: progress | {"history": [{"update": 1}]},
+        lambda progress: progress | {"history": [LINE | {"another": 1}]},
+        lambda progress: progress | {"evaluations": [{"update": 1, "epoch": 1.0, "result": {"lost": 1.0}}]},
+        lambda progress: progress | {"another": 1},
+        lambda progress: [],
+    ],
+)
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(change: Callable[[Any], Any], tmp_path: Path) -> None:
     (path,) = store_of(tmp_path, 1).paths()
-    progress = json.loads((path / "progress.json").read_text())
-    del progress["origin"]
+    progress = json.loads((path / "progress.json").read_text()) | {"history": [LINE]}
     (path / "progress.json").write_text(json.dumps(progress))
+    let_manifest_fit(path, "progress.json")
+    assert CheckpointStore(tmp_path, keep=1).newest_intact().progress.history[0].loss == LINE["loss"]
+    (path / "progress.json").write_text(json.dumps(change(progress)))
     let_manifest_fit(path, "progress.json")
     with pytest.raises(TrainingFailedError, match="another version of effcli"):
         CheckpointStore(tmp_path, keep=1).newest_intact()

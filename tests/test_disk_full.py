@@ -48,7 +48,7 @@ class Run:
     def save(self, update: int) -> Path:
         saved = CheckpointProgress(
             update=update, spec={}, train_rows=4, rows_fingerprint="", config_fingerprint="", origin=Position(),
-            first_window=2, total_updates=9, history=[], evaluations=[],
+            first_window=2, total_updates=9, history=(), evaluations=(),
         )  # fmt: skip
         return self.store.save(saved, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
 

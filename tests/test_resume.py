@@ -92,6 +92,20 @@ def test_a_change_of_what_is_read_is_noticed_in_one_line(
     assert len(list((tmp_path / "o" / "checkpoints").iterdir())) == 1
 
 
+def test_a_run_is_not_resumed_to_end_before_what_is_done_but_may_end_there(tmp_path: Path) -> None:
+    train_and_stop(settings(tmp_path, "o", {}), after=7)
+    resume = ("train", "--out", tmp_path / "o", "--resume")
+    refused = effcli(*resume, "--max-steps", 6)
+    assert refused.code == 2
+    assert "update 7 is already done, and the run would end at update 6; give at least --max-steps 7" in refused.error
+    assert "give at least --epochs 2" in effcli(*resume, "--epochs", 1).error
+    assert not (tmp_path / "o" / "model").exists()
+    record = effcli(*resume, "--max-steps", 7, "--json").record
+    assert (record["status"], len(record["history"])) == ("completed", 7)
+    assert record["eval"][-1]["update"] == 7
+    assert saved_weights(tmp_path / "o")
+
+
 def test_damaged_checkpoints_are_said_noted_and_replaced(tmp_path: Path) -> None:
     flags = settings(tmp_path, "o", {})
     flags["output"] |= {"save_every": 1, "keep": 3}

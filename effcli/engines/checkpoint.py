@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_model, save_model
 
+from effcli.engines.base import EvalResult
+from effcli.engines.session import Evaluation, Update
 from effcli.engines.window_schedule import Position
 from effcli.errors import TrainingFailedError
 from effcli.files import remove_folder, write_folder
@@ -37,15 +39,15 @@ class CheckpointProgress:
     """
 
     update: int
-    spec: dict[str, Any]
+    spec: dict[str, dict[str, Any]]
     train_rows: int
     rows_fingerprint: str
     config_fingerprint: str
     origin: Position
     first_window: int
     total_updates: int
-    history: list[dict[str, Any]]
-    evaluations: list[dict[str, Any]]
+    history: tuple[Update, ...]
+    evaluations: tuple[Evaluation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +134,17 @@ class CheckpointStore:
 
 
 def _read_progress(path: Path) -> CheckpointProgress:
-    fields = json.loads(path.read_text(encoding="utf-8"))
     try:
-        return CheckpointProgress(**{**fields, "origin": Position(**fields["origin"])})
-    except (KeyError, TypeError) as error:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        evaluations = [{**line, "result": EvalResult(**line["result"])} for line in fields["evaluations"]]
+        read = {
+            "spec": {name: dict(section) for name, section in fields["spec"].items()},
+            "origin": Position(**fields["origin"]),
+            "history": tuple(Update(**line) for line in fields["history"]),
+            "evaluations": tuple(Evaluation(**line) for line in evaluations),
+        }
+        return CheckpointProgress(**{**fields, **read})
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise TrainingFailedError(
             f"'{path.parent}' was written by another version of effcli, which this one cannot go on from; use that "
             "version, or start again with --overwrite"

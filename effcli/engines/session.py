@@ -139,12 +139,8 @@ class TrainingSession:
         )
         ends_epoch = self.window_schedule.ends_epoch(self.update)
         last = self.update == self.total_updates
-        if self.evaluate is not None and (ends_epoch or last):
-            evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
-            if not math.isfinite(evaluation.result.loss):
-                raise _not_finite(self.update, f"the evaluation loss is {evaluation.result.loss}")
-            self.evaluations.append(evaluation)
-            self.progress.evaluation(epoch=epoch, result=evaluation.result)
+        if ends_epoch or last:
+            self.evaluate_once()
         stop = self.stop_signal is not None or self.update == self.stop_after
         due = ends_epoch if self.save_every is None else self.update % self.save_every == 0
         if due or last or stop:
@@ -158,6 +154,21 @@ class TrainingSession:
                 signal_number=number,
             )
         self.start_clock()
+
+    def evaluate_once(self) -> None:
+        """Evaluate what the last update left, unless that is done or there is nothing to evaluate on.
+
+        Raises:
+            TrainingFailedError: the evaluation loss is not finite.
+        """
+        if self.evaluate is None or (self.evaluations and self.evaluations[-1].update == self.update):
+            return
+        epoch = self.window_schedule.epochs(self.update)
+        evaluation = Evaluation(update=self.update, epoch=epoch, result=self.evaluate())
+        if not math.isfinite(evaluation.result.loss):
+            raise _not_finite(self.update, f"the evaluation loss is {evaluation.result.loss}")
+        self.evaluations.append(evaluation)
+        self.progress.evaluation(epoch=epoch, result=evaluation.result)
 
     def _check_scaler(self, result: UpdateResult) -> None:
         """Let the fp16 scaler skip steps while it looks for a scale, but neither for ever nor with a broken loss."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.engines.base import EvalResult
 from effcli.engines.checkpoint import CheckpointProgress, CheckpointStore
 from effcli.engines.session import Evaluation, Update
 from effcli.engines.window_schedule import START, Position, WindowSchedule
@@ -45,7 +45,8 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     """Return the newest intact checkpoint of a run folder; without one, the start of the run.
 
     Raises:
-        UsageError: the specification or the data changed in what is learnt, or the run is already complete.
+        UsageError: the specification or the data changed in what is learnt, or the run is already complete or past the
+            last update.
         TrainingFailedError: all checkpoints are damaged, or the intact one is of another version of effcli.
     """
     found = CheckpointStore(folder.checkpoints, keep=prepared.spec.output.keep).newest_intact()
@@ -66,6 +67,13 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
         raise UsageError(
             f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
         )
+    if saved.update > total:
+        epochs = now.epochs(saved.update)
+        least = f"--max-steps {saved.update}" if prepared.spec.loop.max_steps else f"--epochs {math.ceil(epochs)}"
+        raise UsageError(
+            f"--resume: update {saved.update} is already done, and the run would end at update {total}; "
+            f"give at least {least}"
+        )
     notes.append(f"Resumed after update {saved.update} of {total}.")
     if (before.batch_size, before.accum) != (now.batch_size, now.accum):
         notes.append(_window_note(before, now, position))
@@ -77,8 +85,8 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
         checkpoint=found.path,
         update=saved.update,
         origin=origin,
-        history=tuple(Update(**line) for line in saved.history),
-        evaluations=tuple(Evaluation(**{**line, "result": EvalResult(**line["result"])}) for line in saved.evaluations),
+        history=saved.history,
+        evaluations=saved.evaluations,
         first_window=saved.first_window,
         damaged=found.damaged,
         notes=tuple(notes),
@@ -96,8 +104,8 @@ def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: i
         origin=prepared.origin,
         first_window=first_window,
         total_updates=prepared.total_updates,
-        history=[asdict(line) for line in session.history],
-        evaluations=[asdict(line) for line in session.evaluations],
+        history=tuple(session.history),
+        evaluations=tuple(session.evaluations),
     )
 
 

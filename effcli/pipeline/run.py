@@ -160,6 +160,7 @@ class Run:
                     self._begin(None)
             with explained_write_failure(self._store), evaluation_weights(self._optimizer):
                 refuse_weights_that_are_not_finite(self._model)
+                    session.evaluate_once()
                 write_folder(self._folder.model, self._save_model)
         except BaseException as error:
             self._record_failure(session, error)
