@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import DistilBertForSequenceClassification
 
 from effcli.engines.base import UpdateResult
@@ -129,6 +129,22 @@ def test_an_evaluation_loss_that_is_not_finite_stops_the_run_before_its_checkpoi
         "update-00000001",
         "update-00000002",
     ]
+
+
+@pytest.mark.parametrize(("value", "flags"), [(math.nan, ()), (-math.inf, ("--lora-r", 2))])
+def test_a_model_whose_file_holds_values_that_are_not_finite_is_refused_before_training(
+    value: float, flags: tuple[object, ...], run: tuple[object, ...], tmp_path: Path
+) -> None:
+    assert effcli(*run).code == 0
+    name = "distilbert.transformer.layer.1.ffn.lin1.weight"
+    file = tmp_path / "run" / "model" / "model.safetensors"
+    weights = load_file(file)
+    weights[name][3, 5] = value
+    save_file(weights, file, metadata={"format": "pt"})
+    failed = effcli("train", file.parent, *run[2:-1], tmp_path / "again", *flags)
+    assert failed.code == 2
+    assert f"its files hold values that are not finite in {name}, before any training" in failed.error
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -16,6 +16,7 @@ from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.build import build_model, parameter_infos, recompute_activations
 from effcli.models.change import Changed, change_model
+from effcli.models.finite import refuse_files_not_finite
 from effcli.models.lora import head_names, how_to_load
 from effcli.models.seq2seq import decoder_inputs
 from effcli.models.tasks import own_loss_notes
@@ -55,8 +56,8 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     The seed is set before the model, since random weights are drawn from it.
 
     Raises:
-        UsageError: no head for the task or none that can be trained, or a pattern of `--freeze` or `--keep-32bit` that
-            matches nothing.
+        UsageError: no head for the task or none that can be trained, weights that are not finite, or a pattern of
+            `--freeze` or `--keep-32bit` that matches nothing.
     """
     spec, entry = prepared.spec, prepared.entry
     set_seed(spec.loop.seed)
@@ -64,6 +65,8 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     made, fresh = build_model(
         prepared.source, prepared.problem, prepared.tokenizer, dtype=dtype, attn=spec.model.attn, meta=meta
     )
+    if prepared.source.has_weights and not meta:
+        refuse_files_not_finite(made, prepared.source.name)
     with torch.device("meta") if meta else nullcontext():
         changed, notes = _change(prepared, made, fresh)
     model, hyper = changed.model, changed.hyper_for(entry, prepared.hyper)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line
 from effcli.files import NO_ROOM, refused_write
+from effcli.models.finite import first_not_finite
 from effcli.pipeline.out_of_memory import RunOutOfMemoryError
 
 if TYPE_CHECKING:
@@ -161,11 +162,9 @@ def refuse_weights_that_are_not_finite(model: torch.nn.Module) -> None:
     Raises:
         TrainingFailedError: a weight is infinite or not a number.
     """
-    import torch
-
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise TrainingFailedError(
-                f"the last update left weights of {name} that are not finite: nothing of it is saved, earlier "
-                "checkpoints are intact. Try a lower --lr"
-            )
+    name = first_not_finite(model)
+    if name is not None:
+        raise TrainingFailedError(
+            f"the last update left weights of {name} that are not finite: nothing of it is saved, earlier checkpoints "
+            "are intact. Try a lower --lr"
+        )

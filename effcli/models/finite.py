@@ -1,0 +1,36 @@
+"""Whether the weights of a model are numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from effcli.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def first_not_finite(model: torch.nn.Module) -> str | None:
+    """Return the name of the first parameter that holds an infinite value or no number; None where all are finite.
+
+    Least and largest value tell it without a tensor beside the parameter: both are NaN where one element is.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not all(math.isfinite(float(end)) for end in parameter.detach().aminmax()):
+            return name
+    return None
+
+
+def refuse_files_not_finite(model: torch.nn.Module, name: str) -> None:
+    """Refuse to train a model whose files hold what no training can mend.
+
+    Raises:
+        UsageError: a weight is infinite or not a number.
+    """
+    broken = first_not_finite(model)
+    if broken is not None:
+        raise UsageError(
+            f"--model '{name}': its files hold values that are not finite in {broken}, before any training; "
+            "load the model anew, or give another one"
+        )
