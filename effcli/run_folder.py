@@ -13,6 +13,7 @@ from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
 from effcli.files import DRAFT, remove_folder
+from effcli.run_lock import LOCK, RunLock
 from effcli.units import listed
 
 RECORD = "record.json"
@@ -142,25 +143,28 @@ def _refuse_inputs(folder: RunFolder, out: str, inputs: Mapping[str, str | None]
             )
 
 
-def open_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
+def open_run_folder(folder: RunFolder, lock: RunLock, *, overwrite: bool) -> None:
     """Create the folder where needed and prove that it can be written to; with `overwrite`, remove an earlier run.
 
     Files that are not ours are never removed. The recipe stays until the new one takes its place: a folder without
-    one is no run, and would not be replaced after a kill.
+    one is no run, and would not be replaced after a kill. `lock` is taken here where the folder is new.
 
     Raises:
+        UsageError: another process trains in it.
         WriteError: it cannot be written to.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder.path).close()
+        lock.take()
         if overwrite:
             folder.record.unlink(missing_ok=True)
             for path in (folder.model, folder.checkpoints):
                 if path.is_dir():
                     remove_folder(path)
         for draft in (*folder.path.glob(f"{DRAFT}*"), *folder.checkpoints.glob(f"{DRAFT}*")):  # left by a kill
-            shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+            if draft.name != LOCK:
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
     except OSError as error:
         raise WriteError(
             f"--out '{folder.path}' cannot be written to: {error.strerror}; choose another folder"

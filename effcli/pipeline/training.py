@@ -21,6 +21,7 @@ from effcli.pipeline.run_plan import RunPlanner
 from effcli.pipeline.verdicts import peak_sentences
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, dated_name, open_run_folder
+from effcli.run_lock import RunLock
 from effcli.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -77,6 +78,23 @@ def train(
     spec = spec.model_copy(update={"output": spec.output.model_copy(update={"out": out})})
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
+    with RunLock(folder.path) as lock:
+        return _attempts(
+            spec, folder, lock, progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates
+        )
+
+
+def _attempts(
+    spec: RunSpec,
+    folder: RunFolder,
+    lock: RunLock,
+    progress: Progress,
+    *,
+    resume: bool,
+    overwrite: bool,
+    stop_after_updates: int | None,
+) -> RunRecord:
+    """Prepare the run and train, with ever smaller batches where memory runs out; see `train` for what it raises."""
     prepared = prepare(spec, progress)
     planner = RunPlanner(prepared)
     failures: tuple[OutOfMemoryFacts, ...] = ()
@@ -85,7 +103,7 @@ def train(
         prepared = replace(prepared, origin=start.origin)
         attempt = _Attempt(prepared=prepared, planner=planner, start=start, failures=failures)
         try:
-            return _run(attempt, folder, progress, overwrite=overwrite, stop_after_updates=stop_after_updates)
+            return _run(attempt, folder, lock, progress, overwrite=overwrite, stop_after_updates=stop_after_updates)
         except RunOutOfMemoryError as error:
             if error.facts.next_sizes is None:
                 raise
@@ -96,7 +114,13 @@ def train(
 
 
 def _run(
-    attempt: _Attempt, folder: RunFolder, progress: Progress, *, overwrite: bool, stop_after_updates: int | None
+    attempt: _Attempt,
+    folder: RunFolder,
+    lock: RunLock,
+    progress: Progress,
+    *,
+    overwrite: bool,
+    stop_after_updates: int | None,
 ) -> RunRecord:
     """Build the model, write the recipe, and train; see `train` for what it raises."""
     prepared, start = attempt.prepared, attempt.start
@@ -112,7 +136,7 @@ def _run(
     for note in (*built.weight_notes, *built.notes, expectation(record), *peak_sentences(record), *notes):
         progress.note(note)
     run = Run(prepared, built, folder, progress, record, start, attempt.explain)
-    open_run_folder(folder, overwrite=overwrite)
+    open_run_folder(folder, lock, overwrite=overwrite)
     # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})
     command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
