@@ -15,8 +15,9 @@ from effcli.engines.window import WindowLoss
 from effcli.errors import UsageError
 from effcli.models.kv_cache import without_kv_cache
 from effcli.models.lengths import longest_row, longest_target
+from effcli.models.notes import model_notes
 from effcli.models.seq2seq import check_languages, decoder_inputs, name_start_token, use_special_tokens
-from effcli.models.tasks import head_for, own_loss_notes
+from effcli.models.tasks import head_for
 
 T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 SIDES = {
@@ -131,7 +132,7 @@ def test_a_model_that_does_not_say_what_its_decoder_reads_is_refused() -> None:
     ],
 )
 def test_more_in_a_models_own_loss_is_said(kind: str, changes: dict[str, Any], words: str) -> None:
-    notes = own_loss_notes(model_of(kind, **changes))
+    notes = model_notes(model_of(kind, **changes))
     assert (words in notes[0]) if words else notes == ()
 
 

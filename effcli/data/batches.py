@@ -129,11 +129,16 @@ class EpochLoader(DataLoader[Any]):
 
 
 def collator(
-    problem: Problem, tokenizer: PreTrainedTokenizerBase, decoder_inputs: DecoderInputs | None = None
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    padding_side: Literal["left", "right"],
+    decoder_inputs: DecoderInputs | None = None,
 ) -> Collator:
-    """Return what makes batches of a problem's rows; `decoder_inputs` are needed in seq2seq."""
-    side: Literal["left", "right"] = "left" if tokenizer.padding_side == "left" else "right"
-    return Collator(int(tokenizer.pad_token_id), side, problem.objective, decoder_inputs)
+    """Return what makes batches of a problem's rows; `decoder_inputs` are needed in seq2seq.
+
+    The side is that of the model; the tokenizer's own is for generation.
+    """
+    return Collator(int(tokenizer.pad_token_id), padding_side, problem.objective, decoder_inputs)
 
 
 def train_loader(

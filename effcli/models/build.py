@@ -14,11 +14,10 @@ from effcli.models.own_code import runs_own_code
 from effcli.models.seq2seq import name_start_token, use_special_tokens
 from effcli.models.source import ModelSource
 from effcli.models.stable_embedding import marked_embeddings, rebuild_embeddings, rebuilding
-from effcli.models.tasks import check_head, head_for
+from effcli.models.tasks import check_head, head_for, sees_following_tokens
 from effcli.models.unusable import unusable
 from effcli.optim.groups import hidden_names
 from effcli.optim.patterns import check_patterns, matches
-from effcli.packages import require_package
 from effcli.spec import Task
 from effcli.units import ParamInfo
 
@@ -50,25 +49,43 @@ def build_model(
         UsageError: the architecture has no head for the task or not that attention, or its files cannot be used.
         MissingExtraError: the model has StableEmbeddings and bitsandbytes is not installed.
     """
+    _check_task(source, problem.task)
+    config = _config_for(source, problem, tokenizer)
+    pads_with = config.pad_token_id
+    config.pad_token_id = built_with = _padding_when_built(source, config, tokenizer)
+    model, fresh = _made(source, config, problem.task, dtype=dtype, attn=attn, meta=meta)
+    model.config.pad_token_id = pads_with
+    if model.can_generate() and model.generation_config.pad_token_id == built_with:
+        model.generation_config.pad_token_id = pads_with
+    return model, fresh
+
+
+def _made(
+    source: ModelSource, config: PretrainedConfig, task: str, *, dtype: torch.dtype, attn: str | None, meta: bool
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Return the model that a configuration describes, and the names of weights that its files lack.
+
+    Raises:
+        UsageError, MissingExtraError: see `build_model`.
+    """
     import torch
     import transformers
 
-    _check_task(source, problem.task)
-    head = head_for(problem.task)
+    head = head_for(task)
     auto = getattr(transformers, head.auto_class)
-    config = _config_for(source, problem, tokenizer)
     model_class = head.model_class(config)
     check_model_attention(attn, model_class, name=source.name, model_type=config.model_type)
     chosen = {} if attn is None else {"attn_implementation": traced_as(attn) if meta else attn}
+    loads = source.has_weights and not meta
     with unusable(source.name, "config.json"):
         stable = marked_embeddings(config)
-        if meta or not source.has_weights:
-            with torch.device("meta") if meta else nullcontext():
-                model = auto.from_config(config, dtype=dtype, trust_remote_code=runs_own_code(config), **chosen)
-                rebuild_embeddings(model, source.name)
-            return model, ()
-        if stable:
-            require_package("bitsandbytes", f"--model '{source.name}'")
+        described = copy.deepcopy(config) if loads else config
+        with torch.device("meta") if meta or loads else nullcontext():
+            model = auto.from_config(described, dtype=dtype, trust_remote_code=runs_own_code(config), **chosen)
+            rebuild_embeddings(model, source.name)
+    if not loads:
+        return model, ()
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with unusable(source.name, "weights"), hub_errors("model", source.name, flag="--model"):
         maker = rebuilding(model_class, stable) if stable else auto
         model, loading = maker.from_pretrained(
@@ -83,6 +100,9 @@ def build_model(
         fresh = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
         if lacking := [name for name in stable if f"{name}.norm.weight" in fresh]:
             raise ValueError(f"they lack the LayerNorm of the StableEmbedding '{lacking[0]}'")
+    for name, parameter in model.named_parameters():
+        if name in fixed:  # from_pretrained lets whatever it reads train (core_model_loading.py, 5.24)
+            parameter.requires_grad_(False)
     return model, tuple(sorted(fresh))
 
 
@@ -90,13 +110,13 @@ def _check_task(source: ModelSource, task: str) -> None:
     """Raise unless the model has a head for the task that can learn something.
 
     Raises:
-        UsageError: it has none, or it is an encoder that would have to predict what it sees.
+        UsageError: it has none, or it would have to predict what it sees.
     """
     check_head(source.config, task, name=source.name, offered=get_args(Task))
-    if task == "causal-lm" and source.sees_following_tokens:
+    if task == "causal-lm" and sees_following_tokens(source.config):
         raise UsageError(
-            f"'{source.name}' ({source.config.model_type}) is an encoder: each position sees the tokens that follow, "
-            "so --task causal-lm would learn nothing of use; give a decoder such as gpt2"
+            f"'{source.name}' ({source.config.model_type}) sees the tokens that follow each position, as an "
+            "encoder does, so --task causal-lm would learn nothing of use; give a decoder such as gpt2"
         )
 
 
@@ -160,3 +180,20 @@ def _config_for(source: ModelSource, problem: Problem, tokenizer: PreTrainedToke
             config.label2id = {label: index for index, label in enumerate(problem.labels.names)}
     name_start_token(config, head_for(problem.task).model_class(config))
     return config
+
+
+def _padding_when_built(
+    source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> int | None:
+    """Return the padding id that the model is built with: the tokenizer's, if that token only pads.
+
+    Embeddings start the row of this id at zero and never train it (`padding_idx` of `torch.nn.Embedding`), but the
+    end-of-text token stands within texts too. So a decoder whose tokenizer pads with it is built as its own
+    configuration says. Its head reads the id when it runs; other models may count positions from it.
+    """
+    chosen: int | None = config.pad_token_id
+    only_pads = list(tokenizer.special_tokens_map.values()).count(tokenizer.pad_token) == 1
+    if only_pads or not source.is_decoder:
+        return chosen
+    named: int | None = getattr(source.config, "pad_token_id", None)
+    return named if named in range(len(tokenizer)) else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from effcli.errors import UsageError, nearest
 from effcli.hub import go_offline_if_unreachable, hub_errors
 from effcli.models.lengths import MAX_LENGTH, longest_row, sides
 from effcli.models.own_code import config_of, refuse_kernels
-from effcli.models.tasks import tasks_of
+from effcli.models.tasks import sees_following_tokens, tasks_of
 from effcli.models.unusable import unusable
 
 if TYPE_CHECKING:
@@ -54,16 +54,21 @@ class ModelSource:
         return tuple(self.config.architectures or ())
 
     @property
-    def sees_following_tokens(self) -> bool:
-        """Return whether the model attends in both directions, as BERT does unless its config says `is_decoder`."""
-        masked = "masked-lm" in tasks_of(self.config)
-        return masked and not self.config.is_encoder_decoder and not getattr(self.config, "is_decoder", False)
+    def is_decoder(self) -> bool:
+        """Return whether the model type is made for causal language modelling (GPT-2, Llama; not BERT, T5, XLNet)."""
+        tasks = tasks_of(self.config)
+        made_for_it = "causal-lm" in tasks and "masked-lm" not in tasks and not self.config.is_encoder_decoder
+        return made_for_it and not sees_following_tokens(self.config)
 
     @property
-    def is_decoder(self) -> bool:
-        """Return whether the model type is made for causal language modelling (GPT-2, Llama; not BERT, not T5)."""
-        tasks = tasks_of(self.config)
-        return "causal-lm" in tasks and "masked-lm" not in tasks and not self.config.is_encoder_decoder
+    def padding_side(self) -> Literal["left", "right"]:
+        """Return the side on which rows are padded, whatever the tokenizer says, which may be set for generation.
+
+        Models that learn a vector per position, such as GPT-2, count padding on the left as positions. XLNet counts
+        distances, and its head for classes reads the last position (`summary_type`), which must be no padding.
+        """
+        reads_last = self.config.model_type == "xlnet" and self.config.summary_type == "last"
+        return "left" if reads_last else "right"
 
 
 def find_model(name: str | None, *, trust_remote_code: bool = False) -> ModelSource:
@@ -150,6 +155,7 @@ def tokenizer_for(source: ModelSource, build: BuildTokenizer) -> PreTrainedToken
             pad_token_id=getattr(source.config, "pad_token_id", None) if source.path is not None else None,
             eos_token_id=getattr(source.config, "eos_token_id", None) if source.config.is_encoder_decoder else None,
         )
+        tokenizer.padding_side = source.padding_side
     named = getattr(source.config, "pad_token_id", None)
     if source.tokenizer is not None and not source.is_decoder and named in range(len(tokenizer)):
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(named)

@@ -10,7 +10,7 @@ from effcli.errors import UsageError, nearest
 from effcli.models.own_code import names_own_class, own_class
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,8 @@ HEADS = (
     Head(task="base", auto_class="AutoModel", table="MODEL_MAPPING_NAMES"),
 )
 """In the order in which a checkpoint's own class is looked for."""
+_TWO_WAY = {"cpmant", "xlnet"}
+_ENCODERS_WITHOUT_MASKED_LM = {"bert-generation"}
 
 
 def head_for(task: str) -> Head:
@@ -135,6 +137,22 @@ def check_head(config: PretrainedConfig, task: str, *, name: str, offered: Seque
         raise UsageError(f"'{name}' ({config.model_type}) has no head for --task {task} in transformers; {way_out}")
 
 
+def sees_following_tokens(config: PretrainedConfig) -> bool:
+    """Return whether each position reads the tokens behind it, so that predicting those would teach nothing.
+
+    Encoders do, unless their configuration says `is_decoder`. Of the others that have a head for causal-lm, XLNet and
+    CPM-Ant do, whose forward pass hides only what a permutation or a prompt that it is given hides, and Gemma where
+    `use_bidirectional_attention` says so (transformers 5.24; `vision` there means images alone).
+    """
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        return False
+    if kind in _TWO_WAY or getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        return True
+    is_encoder = kind in _ENCODERS_WITHOUT_MASKED_LM or "masked-lm" in tasks_of(config)
+    return is_encoder and not getattr(config, "is_decoder", False)
+
+
 def default_task(config: PretrainedConfig) -> str:
     """Return what people fine-tune such a model for.
 
@@ -153,7 +171,7 @@ def default_task(config: PretrainedConfig) -> str:
         ("seq2seq", "speech-seq2seq")
         if config.is_encoder_decoder
         else ("classification",)
-        if "masked-lm" in tasks and not getattr(config, "is_decoder", False)
+        if sees_following_tokens(config)
         else ("causal-lm", "image-classification", "audio-classification", "classification")
     )
     found = next((task for task in preferred if task in tasks), own or next(iter(tasks), None))
@@ -166,16 +184,6 @@ def own_task(config: PretrainedConfig) -> str | None:
     """Return the task of the class that the checkpoint was saved from; None where it names none of ours."""
     wanted = (config.architectures or [None])[0]
     return next((head.task for head in HEADS if wanted in _names(_classes(head).get(config.model_type))), None)
-
-
-def own_loss_notes(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return what should be said where the model's own loss has more in it than the one that is minimised here."""
-    more = []
-    if getattr(model.config, "output_router_logits", False):
-        more.append("a loss that balances its router")
-    if getattr(model.config, "ngram", 1) > 1:
-        more.append(f"those of the {model.config.ngram - 1} tokens that follow the next")
-    return (f"The model's own loss adds {' and '.join(more)}; it is left out here.",) if more else ()
 
 
 def _classes(head: Head) -> Mapping[str, Any]:

@@ -18,8 +18,8 @@ from effcli.models.build import build_model, parameter_infos, recompute_activati
 from effcli.models.change import Changed, change_model
 from effcli.models.finite import refuse_files_not_finite
 from effcli.models.lora import head_names, how_to_load
+from effcli.models.notes import model_notes
 from effcli.models.seq2seq import decoder_inputs
-from effcli.models.tasks import own_loss_notes
 from effcli.optim.groups import decay_groups
 from effcli.optim.learning_rate import OwnRateSchedule
 from effcli.units import ParamInfo
@@ -67,6 +67,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     )
     if prepared.source.has_weights and not meta:
         refuse_files_not_finite(made, prepared.source.name)
+    about_model = model_notes(made)
     with torch.device("meta") if meta else nullcontext():
         changed, notes = _change(prepared, made, fresh)
     model, hyper = changed.model, changed.hyper_for(entry, prepared.hyper)
@@ -84,7 +85,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
         parameters=parameters,
         state=state,
         weight_notes=() if meta else _weight_notes(prepared, fresh),
-        notes=(*notes, *((eight_bit,) if eight_bit else ()), *own_loss_notes(made)),
+        notes=(*notes, *((eight_bit,) if eight_bit else ()), *about_model),
         decoder_inputs=decoder_inputs(made, prepared.source.name) if prepared.problem.target_column else None,
     )
 

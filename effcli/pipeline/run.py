@@ -72,7 +72,9 @@ class Run:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
         self._record, self._explain = record, explain
-        self._collate = collator(prepared.problem, prepared.tokenizer, built.decoder_inputs)
+        self._collate = collator(
+            prepared.problem, prepared.tokenizer, prepared.source.padding_side, built.decoder_inputs
+        )
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
@@ -158,9 +160,9 @@ class Run:
                         engine.run(job)
                 else:
                     self._begin(None)
+                    session.evaluate_once()
             with explained_write_failure(self._store), evaluation_weights(self._optimizer):
                 refuse_weights_that_are_not_finite(self._model)
-                    session.evaluate_once()
                 write_folder(self._folder.model, self._save_model)
         except BaseException as error:
             self._record_failure(session, error)

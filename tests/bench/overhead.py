@@ -84,7 +84,7 @@ def parts(flags: dict[str, Any]) -> Parts:
     built = build(prepared, meta=False)
     optimizer = AdamW(built.groups, lr=prepared.hyper["lr"])
     batch_size = prepared.spec.loop.batch_size
-    collate = collator(prepared.problem, prepared.tokenizer)
+    collate = collator(prepared.problem, prepared.tokenizer, prepared.source.padding_side)
     loader = train_loader(prepared.data.train, collate, batch_size=batch_size, seed=42, num_workers=0)
     return Parts(prepared, built.model.train(), optimizer, build_scheduler(prepared, optimizer), loader)
 
