@@ -16,6 +16,7 @@ def first_not_finite(model: torch.nn.Module) -> str | None:
 
     Least and largest value tell it without a tensor beside the parameter: both are NaN where one element is.
     """
+    name: str
     for name, parameter in model.named_parameters():
         if parameter.numel() and not all(math.isfinite(float(end)) for end in parameter.detach().aminmax()):
             return name
