@@ -149,8 +149,11 @@ def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_w
         "no single change would be enough; together these should fit: --gradient-checkpointing --optim x8bit"
     )
     assert advice(400).startswith(
-        "no change of batch or optimizer fits, even --gradient-checkpointing --optim x8bit takes 500 B; use a shorter"
+        "none of the changes of batch and optimizer that were tried fits, even --gradient-checkpointing --optim x8bit "
+        "takes 500 B; use a shorter"
     )
+    together = change("--batch-size 1 --accum 1", 1000)
+    assert advice(400).startswith("none of the changes of batch and optimizer that were tried fits; use a shorter")
 
 
 @pytest.mark.slow

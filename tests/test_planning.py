@@ -15,7 +15,7 @@ from effcli.devices import weights_dtype
 from effcli.memory.plan import MemoryPlan
 from effcli.optim import registry
 from effcli.optim.groups import decay_groups
-from effcli.pipeline.planning import Limits, plan_memory, with_changes, with_largest_batch
+from effcli.pipeline.planning import Limits, combined_changes, plan_memory, with_changes, with_largest_batch
 from effcli.pipeline.predicting import Choice, Predictor, Settings, Subject
 from effcli.pipeline.subjects import target
 from effcli.spec import OptimSpec
@@ -136,6 +136,18 @@ def test_changes_are_what_a_plan_with_the_setting_gives() -> None:
     assert {flags: peaks[flags] for flags in expected} == {
         flags: other.peak_allocated_bytes for flags, other in expected.items()
     }
+
+
+def test_changes_together_end_with_an_optimizer_of_little_state() -> None:
+    found = predictor()
+    plan = plan_memory(found, SETTINGS, choice(), NO_LIMIT)
+    changes = list(combined_changes(plan, found, SETTINGS, choice()))
+    flags = "--batch-size 1 --accum 4 --gradient-checkpointing"
+    more = ["", " --optim-arg implementation=fused", " --optim adamw8bit", " --optim adafactor"]
+    assert [change.flags for change in changes] == [f"{flags}{flag}" for flag in more]
+    alone = Settings(batch_size=1, max_length=64, accum=4, gradient_checkpointing=True)
+    assert changes[-1].peak_allocated_bytes == planned(alone, "adafactor").peak_allocated_bytes
+    assert changes[-1].saved_bytes > 0
 
 
 @pytest.mark.parametrize(("size", "accum", "smaller"), [(5, 1, (1, 5)), (3, 2, (2, 3)), (9, 1, (3, 3)), (6, 1, (3, 2))])

@@ -107,9 +107,10 @@ def training_advice(facts: OutOfMemoryFacts, plan: FailurePlan) -> str:
     for change in plan.combined:
         if is_enough(change, whole):
             return f"no single change would be enough; together these should fit: {change.flags}"
-    least = min(plan.combined, key=lambda change: change.peak_allocated_bytes, default=None)
+    saving = [change for change in plan.combined if change.saved_bytes > 0]
+    least = min(saving, key=lambda change: change.peak_allocated_bytes, default=None)
     even = f", even {least.flags} takes {format_bytes(least.peak_allocated_bytes)}" if least else ""
-    return f"no change of batch or optimizer fits{even}; use {_ELSEWHERE}"
+    return f"none of the changes of batch and optimizer that were tried fits{even}; use {_ELSEWHERE}"
 
 
 def _evaluation_advice(facts: OutOfMemoryFacts) -> str:

@@ -108,7 +108,10 @@ def combined_changes(plan: MemoryPlan, predictor: Predictor, settings: Settings,
     if predictor.can_recompute and not settings.gradient_checkpointing:
         changed, flags = replace(changed, gradient_checkpointing=True), f"{flags} --gradient-checkpointing"
         yield _change("no more than must be", flags, plan, predictor.replay(changed, choice).peak)
-    for name, more, same, other in _of_the_optimizer(predictor, changed, choice):
+    for name, more, same, other in (
+        *_of_the_optimizer(predictor, changed, choice),
+        *_least_state(predictor, changed, choice),
+    ):
         yield _change(name, f"{flags} {more}", plan, predictor.replay(same, other).peak)
 
 
@@ -158,6 +161,17 @@ def _of_the_optimizer(
             settings,
             Choice.of(small, registry.resolve_hyper(small, asked), asked),
         )
+
+
+def _least_state(
+    predictor: Predictor, settings: Settings, choice: Choice
+) -> Iterator[tuple[str, str, Settings, Choice]]:
+    """Yield what Adafactor does, which is another optimizer: its factored state is little beside any weights."""
+    entry = registry.find("adafactor")
+    if entry.name != choice.entry.name:
+        asked = OptimSpec(name=entry.name, lr=choice.hyper.get("lr"), weight_decay=choice.weight_decay)
+        other = Choice.of(entry, registry.resolve_hyper(entry, asked), asked)
+        yield "factored state", f"--optim {entry.name}", settings, other
 
 
 def _played(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> Replay:
