@@ -106,6 +106,28 @@ def test_a_run_is_not_resumed_to_end_before_what_is_done_but_may_end_there(tmp_p
     assert saved_weights(tmp_path / "o")
 
 
+def test_the_same_file_and_model_by_another_path_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_and_stop(settings(tmp_path, "o", {}), after=7)
+    monkeypatch.chdir(tmp_path)
+    csv_file(tmp_path / "copy.csv", 20)
+    resume = ("train", "encoder/", "--out", tmp_path / "o", "--resume")
+    refused = effcli(*resume, "--data", "copy.csv")
+    assert refused.code == 2
+    assert "other values of --data (data.train);" in refused.error
+    done = effcli(*resume, "--data", "./d.csv")
+    assert done.code == 0, done.stderr
+
+
+def test_activations_may_be_recomputed_from_where_a_run_goes_on(tmp_path: Path) -> None:
+    whole = pipeline.train(pipeline.resolve_spec(settings(tmp_path, "whole", {})), progress=QuietProgress())
+    train_and_stop(settings(tmp_path, "o", {}), after=3)
+    done = effcli("train", "--out", tmp_path / "o", "--resume", "--gradient-checkpointing", "--json")
+    assert "--gradient-checkpointing changed: results agree, but not in every bit." in done.record["notes"]
+    assert done.record["spec"]["loop"]["gradient_checkpointing"]
+    losses = [line["loss"] for line in done.record["history"]]
+    assert losses == pytest.approx([line.loss for line in whole.history], rel=1e-5)
+
+
 def test_damaged_checkpoints_are_said_noted_and_replaced(tmp_path: Path) -> None:
     flags = settings(tmp_path, "o", {})
     flags["output"] |= {"save_every": 1, "keep": 3}

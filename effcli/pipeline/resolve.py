@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from effcli.data.builtin import DEMO_LOOP
@@ -22,6 +23,7 @@ CONTINUED = {
     "loop.device",
     "loop.engine",
     "loop.compile",
+    "loop.gradient_checkpointing",
     "data.eval",
     "output.out",
     "output.save_every",
@@ -29,7 +31,10 @@ CONTINUED = {
     "output.logging_steps",
 }
 """Fields that may change when a run is resumed. Every other one changes what is learnt; so does the window, which is
-recomputed: see `effcli.engines.window_schedule`."""
+recomputed: see `effcli.engines.window_schedule`. Activations that are recomputed draw the same dropout."""
+
+PLACES = {"model.name", "data.train"}
+"""Of the others, those that may name a path."""
 
 
 def resolve_spec(
@@ -82,5 +87,13 @@ def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         f"{section}.{key}"
         for section, fields in now.items()
         for key, value in fields.items()
-        if saved.get(section, {}).get(key) != value and f"{section}.{key}" not in CONTINUED
+        if f"{section}.{key}" not in CONTINUED and not _same(f"{section}.{key}", saved.get(section, {}).get(key), value)
     ]
+
+
+def _same(name: str, saved: Any, now: Any) -> bool:
+    """Return whether two values of a field are one; another spelling of a path on this machine is."""
+    if saved == now or name not in PLACES or saved is None or now is None:
+        return bool(saved == now)
+    one, other = (Path(str(place)).expanduser() for place in (saved, now))
+    return one.exists() and other.exists() and one.samefile(other)

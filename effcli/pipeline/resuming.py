@@ -77,6 +77,8 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     notes.append(f"Resumed after update {saved.update} of {total}.")
     if (before.batch_size, before.accum) != (now.batch_size, now.accum):
         notes.append(_window_note(before, now, position))
+    if loop["gradient_checkpointing"] != prepared.spec.loop.gradient_checkpointing:
+        notes.append("--gradient-checkpointing changed: results agree, but not in every bit.")
     if saved.total_updates != total:
         notes.append(
             f"The run was to end at update {saved.total_updates}: the learning-rate schedule changes with that."
