@@ -16,6 +16,7 @@ from effcli.cli.models import models
 from effcli.cli.optimizers import optimizers
 from effcli.cli.plan import plan
 from effcli.cli.report import report
+from effcli.cli.streams import bear_lost_streams
 from effcli.cli.train import train
 
 app = typer.Typer(
@@ -55,5 +56,6 @@ app.add_typer(recipes.app, name="recipes")
 
 def main() -> None:
     """Entry point of the console script; ends the process with the right exit code."""
+    bear_lost_streams()
     interrupt_on_signals()
     sys.exit(run_guarded(lambda: app(standalone_mode=False), verbose="--verbose" in sys.argv))

@@ -28,6 +28,7 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     """
     try:
         code = command()
+        sys.stdout.flush()  # here, where a failure is told
     except EffcliError as error:
         if verbose and error.__cause__ is not None:
             _show_traceback()
@@ -39,9 +40,6 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
         if text := error.format_message():  # empty where the help was asked for by giving no command
             _say(f"{text.rstrip('.')}. See `{path} --help`.")
         return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit flush finds no broken pipe
-        return 0
     except Exception as error:
         number = refused_write(error)
         if number is None or number not in NO_ROOM | {errno.EROFS}:  # others may come of reading
