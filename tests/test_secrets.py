@@ -94,10 +94,27 @@ def test_a_password_in_an_argument_is_masked(flag: str, distilbert: Path, data: 
     assert "https://***@host" in failed.error
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://user:p@ss@host.invalid/f.csv", "https://***@host.invalid/f.csv"),
+        ("https:/user:p@s@s@host.invalid/f.csv", "https:/***@host.invalid/f.csv"),
+        ("https://host.invalid/a@b/f.csv?sig=SECRET&key=a/b@c#d", "https://host.invalid/a@b/f.csv?***#d"),
+        ("https://us:pa@host.invalid/f.csv?sig=SECRET", "https://***@host.invalid/f.csv?***"),
+        ("https://host.invalid?sig=SEC@RET", "https://***"),
+        ("https://user:p?s@s@host.invalid/f.csv", "https://***"),
+        ("is it https://host.invalid/f.csv? yes", "is it https://host.invalid/f.csv? yes"),
+    ],
+)
+def test_user_password_and_query_of_an_address_are_masked_whole(address: str, shown: str) -> None:
+    assert masked(f"'{address}' is an address") == f"'{shown}' is an address"
+
+
 def test_an_unknown_flag_shows_no_token() -> None:
     assert TOKEN not in effcli("train", f"--token={TOKEN}").error
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_failed_run_keeps_no_secret(
     distilbert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +131,7 @@ def test_a_failed_run_keeps_no_secret(
     assert all(b"secret-of-mine" not in path.read_bytes() for path in written)
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_nothing_that_a_run_writes_holds_the_environment(
     distilbert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
