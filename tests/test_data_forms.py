@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,24 @@ def test_decimal_commas_are_asked_about(tmp_path: Path) -> None:
     assert "line 3: the label '3,5' is a number with a decimal comma; write 3.5, or use --task" in failure(path)
     path.write_text("text;label\na;3,5\nb;1,25\n")
     assert labels_of(path, task="classification") == ("1,25", "3,5")
+
+
+@pytest.mark.parametrize("others", [["2,000"], ["5"], ["-12,345", "0"]])
+def test_a_comma_that_may_set_thousands_apart_is_no_decimal_comma(others: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(["text;label", "a;1,000", *(f"b;{label}" for label in others)]))
+    message = failure(path)
+    assert "line 2: the label '1,000' may mean 1000 or 1.000; write the one that is meant, or use --task" in message
+
+
+@pytest.mark.parametrize("other", ["3,5", "0,125", "1234,500"])
+def test_a_comma_means_what_another_label_shows(other: str, tmp_path: Path) -> None:
+    message = failure(written(tmp_path, f"text;label\na;1,000\nb;{other}\n"))
+    assert f"line 3: the label '{other}' is a number with a decimal comma" in message
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert "pipe.csv' is not a regular file; write what it gives to a file" in failure(tmp_path / "pipe.csv")
 
 
 def test_a_number_of_thousands_of_digits_is_a_word(tmp_path: Path) -> None:

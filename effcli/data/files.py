@@ -64,6 +64,8 @@ def load_local(name: str, path: Path, *, delimiter: str | None, encoding: str) -
     """
     if path.is_dir():
         return _load_folder(name, path)
+    if not path.is_file():  # a pipe would be waited for, and gives its rows only once
+        raise DataError(f"'{name}' is not a regular file; write what it gives to a file and name that")
     suffix = path.suffix.lower()
     if suffix in {".csv", ".tsv"} or (suffix == ".txt" and delimiter is not None):
         table = _load_csv(name, path, delimiter, encoding)

@@ -16,7 +16,7 @@ from effcli.data.labels import (
     shown,
     to_number,
 )
-from effcli.data.numerals import has_decimal_comma
+from effcli.data.numerals import has_decimal_comma, may_have_thousands_comma
 from effcli.data.places import place
 from effcli.errors import DataError
 
@@ -87,12 +87,9 @@ def _from_text(
     rows: Dataset, column: str, name: str, values: list[str], written_numbers: bool, classes_asked: bool
 ) -> Learnt:
     numeric = {value: number for value in values if (number := to_number(value)) is not None}
-    comma = next(filter(has_decimal_comma, values), None)
-    if comma is not None and not classes_asked and all(has_decimal_comma(v) or v in numeric for v in values):
-        raise DataError(
-            f"{place(rows, first_index(rows, column, comma), name)}: the label '{comma}' is a number with a decimal "
-            f"comma; write {comma.strip().replace(',', '.')}, or use --task classification for classes"
-        )
+    with_comma = [value for value in values if has_decimal_comma(value)]
+    if with_comma and not classes_asked and len(with_comma) + len(numeric) == len(values):
+        raise _written_with_comma(rows, column, name, with_comma)
     if not numeric:
         return _from_words(column, sorted({value.strip() for value in values}))
     if len(numeric) < len(values):
@@ -112,6 +109,19 @@ def _from_text(
             "or use --task classification for classes"
         )
     return _from_numbers(rows, column, name, values, may_be_scores=False)
+
+
+def _written_with_comma(rows: Dataset, column: str, name: str, labels: list[str]) -> DataError:
+    """Return the error for numbers such as 3,5; where none tells what the comma means, 1,000 may be 1000 as well."""
+    sure = next((label for label in labels if not may_have_thousands_comma(label)), None)
+    label = labels[0] if sure is None else sure
+    decimal = label.strip().replace(",", ".")
+    if sure is None:
+        fault = f"may mean {decimal.replace('.', '')} or {decimal}; write the one that is meant"
+    else:
+        fault = f"is a number with a decimal comma; write {decimal}"
+    where = place(rows, first_index(rows, column, label), name)
+    return DataError(f"{where}: the label '{shown(label)}' {fault}, or use --task classification for classes")
 
 
 def _from_words(column: str, names: list[str]) -> Learnt:

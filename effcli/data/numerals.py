@@ -8,6 +8,7 @@ import re
 NUMERAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
+THOUSANDS_COMMA = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
 
 
 def parse_number(text: str) -> int | float | None:
@@ -24,6 +25,11 @@ def parse_number(text: str) -> int | float | None:
 def has_decimal_comma(text: str) -> bool:
     """Return whether `text` looks like a number as it is written in many languages, such as 3,5."""
     return DECIMAL_COMMA.fullmatch(text.strip()) is not None
+
+
+def may_have_thousands_comma(text: str) -> bool:
+    """Return whether a number with a comma, such as 1,000, may be meant as one with its thousands set apart."""
+    return THOUSANDS_COMMA.fullmatch(text.strip()) is not None
 
 
 def whole(value: float) -> int | float:
