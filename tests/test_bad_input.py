@@ -47,11 +47,14 @@ CASES = [
     (("--data", "./none.csv"), 2, ["none.csv"]),
     (("--model", "./no/such/dir"), 2, ["no/such/dir"]),
     (("--model", "someone/no-such-model"), 8, ["someone/no-such-model", "--model"]),
+    (("--data", "x" * 5000), 2, ["'xxx", "too long for the name of a file or folder"]),
+    (("--model", "x" * 5000), 2, ["'xxx", "too long for the name of a file or folder"]),
+    (("--out", "x" * 5000), 2, ["'xxx", "too long for the name of a file or folder"]),
     (("--data", "someone/no-such-data"), 8, ["someone/no-such-data", "--data"]),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
+@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0])[:80] for case in CASES])
 def test_a_wrong_flag_is_one_line_that_says_what_to_do(
     arguments: tuple[str, ...],
     code: int,

@@ -12,10 +12,11 @@ from types import FrameType
 
 import typer
 
-from effcli.errors import EffcliError, WriteError
+from effcli.errors import EffcliError, UsageError, WriteError
 from effcli.files import NO_ROOM, refused_write
 from effcli.masking import masked
 from effcli.report.text import plain
+from effcli.units import cut
 
 LONGEST = 1500
 """Characters of an error, far more than any has unless what was given is longer still."""
@@ -41,6 +42,9 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
             _say(f"{text.rstrip('.')}. See `{path} --help`.")
         return 2
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whichever flag was given as a path
+            _say(f"'{cut(str(error.filename))}' is too long for the name of a file or folder; give a shorter one")
+            return UsageError.exit_code
         number = refused_write(error)
         if number is None or number not in NO_ROOM | {errno.EROFS}:  # others may come of reading
             return _fault(error, verbose)
