@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+import pytest
 import torch
 from transformers import get_scheduler, set_seed
 
@@ -21,6 +22,8 @@ from effcli.optim.groups import decay_groups
 from tests.heads import PAD, rows, tiny_model
 
 ENGINES = ("pytorch", "accelerate", "trainer")
+ONE_FAST_ENGINE = ("pytorch", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ENGINES[1:]))
+"""For what no engine has a part in of its own: one of them in the fast tests, all of them in the slow ones."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from effcli.pipeline import prepare
 from effcli.pipeline.auto_batch import smaller
 from tests.commands import csv_file, effcli, same_weights, saved_weights
 from tests.full_memory import CUDA_ALLOCATOR, cuda_error, no_memory_above, no_memory_in
-from tests.jobs import ENGINES
+from tests.jobs import ONE_FAST_ENGINE
 
 pytestmark = pytest.mark.usefixtures("without_plan")
 
@@ -35,7 +35,7 @@ def sizes(micro: int, accum: int, eval_batch: int | None = None) -> BatchSizes:
     return BatchSizes(micro=micro, accum=accum, eval_batch=micro if eval_batch is None else eval_batch)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_run_that_fits_only_in_halves_is_the_run_that_was_started_so_bit_for_bit(
     engine: str, run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,9 +47,8 @@ def check_same(one: dict[str, Any], other: dict[str, Any], *, rel: float = 1e-5)
     assert losses[0] == pytest.approx(losses[1], rel=rel)
 
 
-@pytest.mark.parametrize(
-    "engine", ["pytorch", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ENGINES if engine != "pytorch")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_compiled_layers_train_the_same_for_every_length_and_leave_no_trace_in_the_files(
     engine: str, graphs: list[Any], tmp_path: Path
 ) -> None:
@@ -76,8 +75,10 @@ def test_a_run_goes_on_compiled_or_not_whatever_it_was(compiled_first: bool, gra
     whole = effcli(*run, "--out", tmp_path / "whole").record
     flag = {True: ("--compile",), False: ("--set", "loop.compile=false")}
     out = ("--out", tmp_path / "o")
-    assert len(effcli(*run, "--epochs", 1, *flag[compiled_first], *out).record["history"]) == 4
-    assert bool(graphs) is compiled_first
+    begun = effcli(*run, "--epochs", 1, *flag[compiled_first], *out)
+    assert len(begun.record["history"]) == 4
+    assert ("The plan is of the model uncompiled" in begun.stderr) is bool(graphs) is compiled_first
+    assert saved_weights(tmp_path / "o").keys() == saved_weights(tmp_path / "whole").keys()
     graphs.clear()
     rest = effcli("train", "--resume", *out, "--epochs", 2, *flag[not compiled_first], "--json").record
     assert bool(graphs) is not compiled_first

@@ -21,6 +21,8 @@ from tests.jobs import ENGINES
 from tests.prepared import chosen
 from tests.stopped_runs import settings, train_and_stop
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 
 def load(path: Path, *, seed: int = 42, **fields: Any) -> RawTables:
     return load_tables(DataSpec(train=str(path), **fields), seed=seed)

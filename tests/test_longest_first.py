@@ -14,7 +14,7 @@ from effcli.data.batches import EpochBatchSampler
 from effcli.data.order import longest_rows
 from tests.commands import csv_file, effcli
 from tests.full_memory import cuda_error
-from tests.jobs import ENGINES
+from tests.jobs import ENGINES, ONE_FAST_ENGINE
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 
 pytestmark = pytest.mark.usefixtures("without_plan")
@@ -89,7 +89,7 @@ def test_every_engine_is_given_the_same_rows_and_the_longest_in_its_first_update
     assert [length for batch in second[:3] for length in batch] != rows[:6]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_stopped_run_goes_on_in_the_same_order(engine: str, tmp_path: Path) -> None:
     check_that_a_stop_changes_nothing(tmp_path, {"name": "adamw"}, engine=engine, longest_first=True)
 

@@ -14,7 +14,7 @@ import torch
 from effcli.models.build import parameter_infos
 from effcli.optim.groups import decay_groups, hidden_names
 from tests.commands import data_flags, effcli, saved_weights
-from tests.jobs import ENGINES
+from tests.jobs import ENGINES, ONE_FAST_ENGINE
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 from tests.tiny_models import tiny_distilbert, tiny_gpt2
 
@@ -137,7 +137,7 @@ def test_weights_below_an_embedding_and_the_head_are_no_hidden_ones() -> None:
     assert all("c_attn" in name for name in hidden)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_resumed_run_ends_with_the_same_adapters(engine: str, tmp_path: Path) -> None:
     lora = {"lora_r": 4, "lora_targets": ["all-linear"], "lora_dropout": 0.1}
     rest = check_that_a_stop_changes_nothing(

@@ -20,8 +20,10 @@ from effcli.optim.registry import find
 from effcli.report.progress import QuietProgress
 from effcli.spec import OptimSpec
 from tests.commands import csv_file, effcli, same_weights, saved_weights
-from tests.jobs import ENGINES
+from tests.jobs import ONE_FAST_ENGINE
 from tests.stopped_runs import check_that_a_stop_changes_nothing, settings
+
+pytestmark = pytest.mark.usefixtures("without_plan")
 
 ADAMW = {"name": "schedule_free_adamw", "args": {"warmup_steps": 4}}
 
@@ -55,7 +57,7 @@ def trained(folder: Path, out: str, *, evaluated: bool = True, **loop: object) -
     return pipeline.train(pipeline.resolve_spec(made), progress=QuietProgress())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_the_average_is_evaluated_and_saved_and_a_resumed_run_is_the_uninterrupted_one(
     engine: str, tmp_path: Path
 ) -> None:

@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from effcli.measure.record import Change
+from effcli.errors import OutOfMemoryError
+from effcli.measure.record import BatchSizes, Change, OutOfMemoryFacts
+from effcli.pipeline.guards import explained_out_of_memory
 from tests.commands import effcli
 from tests.full_memory import CPU_ALLOCATOR, CUDA_ALLOCATOR, no_memory_above, no_memory_in
 
 PARTS = ("weights_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes", "temporaries_bytes")
+
+FACTS = OutOfMemoryFacts(
+    device="cuda:0", doing="backward", update=1, sizes=BatchSizes(micro=1, accum=1, eval_batch=1), rows=1, tokens=8,
+    peak_allocated_bytes=900, peak_reserved_bytes=900, peak_rss_bytes=1, available_bytes=0, error="",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -35,8 +42,8 @@ def record_in(folder: Path) -> dict[str, Any]:
     ("engine", "kind", "said"),
     [
         ("pytorch", torch.OutOfMemoryError, CUDA_ALLOCATOR),
-        ("accelerate", RuntimeError, CPU_ALLOCATOR),
-        ("trainer", MemoryError, "no more"),
+        pytest.param("accelerate", RuntimeError, CPU_ALLOCATOR, marks=pytest.mark.slow),
+        pytest.param("trainer", MemoryError, "no more", marks=pytest.mark.slow),
     ],
 )
 def test_the_plan_at_the_failing_shape_and_a_change_that_fits_are_said(
@@ -62,6 +69,31 @@ def test_the_plan_at_the_failing_shape_and_a_change_that_fits_are_said(
     assert facts["available_bytes"] > 0
     assert not (tmp_path / "run" / "model").exists()
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(CUDA_ALLOCATOR),
+        RuntimeError(CPU_ALLOCATOR),
+        RuntimeError("CUDA error: out of memory\nCompile with"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"),
+        MemoryError("no more"),
+    ],
+    ids=str,
+)
+def test_every_allocators_words_are_understood_and_other_errors_are_not(error: Exception) -> None:
+    heard: list[str] = []
+
+    def explain(words: str) -> OutOfMemoryFacts:
+        heard.append(words)
+        return FACTS
+
+    with pytest.raises(OutOfMemoryError), explained_out_of_memory(explain):
+        raise error
+    assert heard == [str(error).splitlines()[0]]
+    with pytest.raises(RuntimeError, match="a bug"), explained_out_of_memory(explain):
+        raise RuntimeError("a bug")
 
 
 def test_the_change_that_is_said_needs_less_than_the_shape_that_failed(
@@ -122,7 +154,6 @@ def test_memory_that_runs_out_while_the_model_is_loaded_touches_no_folder(
 
 
 def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_where_all_are_not() -> None:
-    from effcli.measure.record import BatchSizes, OutOfMemoryFacts
     from effcli.memory.plan import MemoryPlan
     from effcli.pipeline.out_of_memory import training_advice
     from effcli.pipeline.run_plan import FailurePlan
@@ -130,10 +161,6 @@ def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_w
     def change(flags: str, peak: int) -> Change:
         return Change(name="", flags=flags, peak_allocated_bytes=peak, saved_bytes=1000 - peak, peak_phase="step")
 
-    facts = OutOfMemoryFacts(
-        device="cuda:0", doing="backward", update=1, sizes=BatchSizes(micro=1, accum=1, eval_batch=1), rows=1, tokens=8,
-        peak_allocated_bytes=900, peak_reserved_bytes=900, peak_rss_bytes=1, available_bytes=0, error="",
-    )  # fmt: skip
     alone, together = change("--gradient-checkpointing", 800), change("--gradient-checkpointing --optim x8bit", 500)
 
     def advice(budget: int) -> str:
@@ -141,7 +168,7 @@ def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_w
             phases={}, basis={}, peak_allocated_bytes=1000, device_total_bytes=1000, budget_bytes=budget,
             largest_batch_size=0, changes=(alone,),
         )  # fmt: skip
-        return training_advice(facts, FailurePlan(there=plan, whole=plan, combined=(together,)))
+        return training_advice(FACTS, FailurePlan(there=plan, whole=plan, combined=(together,)))
 
     assert advice(900) == "the cheapest change that should fit is --gradient-checkpointing"
     assert advice(800) == advice(900)  # it saves just what is lacking

@@ -21,8 +21,10 @@ from effcli.engines.window_schedule import WindowSchedule
 from effcli.optim import registry
 from effcli.spec import OptimSpec
 from tests.commands import effcli
-from tests.jobs import ENGINES, Outcome, rows, run_job, tiny_model
+from tests.jobs import ENGINES, ONE_FAST_ENGINE, Outcome, rows, run_job, tiny_model
 from tests.stopped_runs import check_that_a_stop_changes_nothing, settings, train_and_stop
+
+pytestmark = pytest.mark.usefixtures("without_plan")
 
 NO_LIMIT = float("inf")
 OPTIMIZERS = ("sgd", "adamw", "adafactor", "adam8bit", "muon")
@@ -208,7 +210,7 @@ def test_the_gradient_scaler_hands_over_what_is_clipped(fused: bool) -> None:
         assert weight.item() == expected
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_resumed_run_goes_on_with_the_norms_of_the_first_part(engine: str, tmp_path: Path) -> None:
     fields = {"engine": engine, "percentile_clipping": 40, "max_grad_norm": 0, "batch_size": 4, "accum": 1}
     rest = check_that_a_stop_changes_nothing(tmp_path, {}, **fields)

@@ -14,7 +14,7 @@ from effcli.data.batches import Collator
 from tests.commands import effcli
 from tests.fp16 import scale_on_cpu
 from tests.heads import rows, tiny_model
-from tests.jobs import ENGINES, run_job
+from tests.jobs import ENGINES, ONE_FAST_ENGINE, run_job
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 
 TOO_LARGE, GROWTH_INTERVAL = 2.0**19, 3
@@ -113,7 +113,7 @@ def test_a_skipped_update_leaves_weights_alone_and_is_counted_and_said(
     assert f"The fp16 scaler skipped {num_skipped} updates." in done.record["notes"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_resumed_run_goes_on_with_the_scale_and_its_age(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

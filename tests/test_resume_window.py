@@ -19,6 +19,8 @@ from tests.commands import TINY_DISTILBERT, csv_file, saved_weights
 from tests.jobs import ENGINES
 from tests.stopped_runs import train_and_stop
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 ROWS, RATE = 20, 0.2
 
 
@@ -100,12 +102,13 @@ def check(record: RunRecord, out: Path, expected: tuple[list[float], dict[str, A
     assert all(torch.allclose(saved[name], weights[name], rtol=1e-6, atol=1e-6) for name in saved)
 
 
-SLOW = [(engine, *sizes) for engine in ENGINES for sizes in ((1, 1, 7), (8, 2, 4), (5, 4, 5))]
+SLOW = [("accelerate", 3, 2, 3)]
+SLOW += [(engine, *sizes) for engine in ENGINES for sizes in ((1, 1, 7), (8, 2, 4), (5, 4, 5))]
 
 
 @pytest.mark.parametrize(
     ("engine", "batch", "accum", "after"),
-    [*((engine, 3, 2, 3) for engine in ENGINES), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    [("pytorch", 3, 2, 3), ("trainer", 3, 2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_no_row_is_used_twice_or_left_out(
     engine: str, batch: int, accum: int, after: int, model: Path, tmp_path: Path

@@ -11,6 +11,8 @@ import pytest
 from effcli.files import DRAFT
 from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
     """Return every path below a folder with its bytes, none for a folder."""

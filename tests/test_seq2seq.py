@@ -65,6 +65,7 @@ def train(model: Path, data: Path, out: Path, *more: object) -> Result:
     return effcli("train", model, "--data", data, "--epochs", 1, "--batch-size", 4, "--out", out, "--json", *more)
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
 def test_what_was_trained_is_loaded_again_and_scores_the_same(
     config: dict[str, Any], summaries: Path, tmp_path: Path
@@ -96,6 +97,7 @@ def test_what_was_trained_is_loaded_again_and_scores_the_same(
     assert model.config.use_cache is True
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_recipe_says_everything_that_was_guessed(t5: Path, summaries: Path, tmp_path: Path) -> None:
     record = train(t5, summaries, tmp_path / "o", "--max-target-length", 4).record
     data = record["spec"]["data"]
@@ -106,6 +108,7 @@ def test_a_recipe_says_everything_that_was_guessed(t5: Path, summaries: Path, tm
     assert "Source text" not in again.stderr
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_accumulation_equals_the_big_batch_from_file_to_record(t5: Path, summaries: Path, tmp_path: Path) -> None:
     runs = []
     for number, engine in enumerate(ENGINES):
@@ -119,6 +122,7 @@ def test_accumulation_equals_the_big_batch_from_file_to_record(t5: Path, summari
     assert max((first[name] - other[name]).abs().max().item() for other in others for name in first) < 1e-6
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_sources_and_targets_that_are_cut_or_empty_are_counted(t5: Path, tmp_path: Path) -> None:
     rows = [
         {"source": "one two three four five", "target": "one"},
@@ -169,6 +173,7 @@ def test_what_an_encoder_decoder_cannot_do_is_refused(
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_adapters_of_an_encoder_decoder_are_trained_and_loaded_by_peft(
     t5: Path, summaries: Path, tmp_path: Path
 ) -> None:

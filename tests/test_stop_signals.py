@@ -22,6 +22,8 @@ from tests.commands import saved_weights
 from tests.jobs import ENGINES
 from tests.stopped_runs import settings
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 
 class Told(QuietProgress):
     """Keeps what is said; sends `at_start` when training starts, `at_step` signals in the middle of that update, and
@@ -87,7 +89,9 @@ def updates_saved(flags: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_during_update_3_stops_after_it_with_its_state_saved(
     engine: str, number: int, code: int, tmp_path: Path
 ) -> None:

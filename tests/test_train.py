@@ -89,6 +89,7 @@ def test_a_run_leaves_a_record_a_recipe_and_a_model_that_loads(distilbert: Path,
     assert [line["loss"] for line in again["history"]] == [line["loss"] for line in record["history"]]
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize(("optim", "engine"), MEASURED)
 def test_predicted_state_is_measured_state_to_the_byte(
     optim: str, engine: str, distilbert: Path, tmp_path: Path
@@ -105,6 +106,7 @@ def test_predicted_state_is_measured_state_to_the_byte(
     assert [(g["num_tensors"], g["num_elements"]) for g in record["groups"]] == [(16, 137_856), (24, 1_602)]
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize(
     ("precision", "optim", "weights", "state"),
     [
@@ -128,6 +130,7 @@ def test_precision_decides_the_width_of_weights_and_state(
     assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == state
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["classification", "causal-lm"])
 def test_accumulation_equals_the_big_batch_from_file_to_record(
@@ -144,6 +147,7 @@ def test_accumulation_equals_the_big_batch_from_file_to_record(
     assert max((one[name] - other[name]).abs().max().item() for name in one) < 1e-6
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("accum", [1, 2, 4])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_training_loss_is_the_evaluation_loss_whatever_the_accumulation(
@@ -174,6 +178,7 @@ def test_a_language_model_trains_on_lines_of_text(gpt2: Path, tmp_path: Path) ->
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "o" / "model").config.use_cache is True
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_decoder_classifies_without_a_new_row_for_padding(gpt2: Path, tmp_path: Path) -> None:
     data = tmp_path / "d.csv"
     data.write_text(f"text,label\nshort one here,0\n{'word ' * 80},1\n")
@@ -186,6 +191,7 @@ def test_a_decoder_classifies_without_a_new_row_for_padding(gpt2: Path, tmp_path
     assert model.config.pad_token_id == AutoTokenizer.from_pretrained(tmp_path / "o" / "model").pad_token_id
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_frozen_parameters_have_no_state_and_do_not_move(distilbert: Path, tmp_path: Path) -> None:
     record = effcli(
         "train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--freeze", "distilbert.*", "--max-steps", 2,
@@ -198,6 +204,7 @@ def test_frozen_parameters_have_no_state_and_do_not_move(distilbert: Path, tmp_p
     assert record["measured"]["gradients_bytes"] == record["model"]["gradients_bytes"] == 4 * trainable
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradient_checkpointing_changes_no_number(engine: str, gpt2: Path, data: Path, tmp_path: Path) -> None:
     common = ("train", gpt2, *data_flags("causal-lm", data), "--engine", engine, "--max-steps", 2, "--json")
@@ -208,6 +215,7 @@ def test_gradient_checkpointing_changes_no_number(engine: str, gpt2: Path, data:
     assert saving["history"][0]["grad_norm"] > 0
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("arguments", [(), ("--lr", "1e-3"), ("--optim-arg", "relative_step=true")])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adafactor_logs_a_real_learning_rate(
@@ -221,11 +229,13 @@ def test_adafactor_logs_a_real_learning_rate(
     assert record["optimizer"]["state_bytes"] == record["measured"]["optimizer_state_bytes"] == 19_280
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize(("optim", "precision", "engine"), RESUMED)
 def test_a_resumed_run_ends_as_the_uninterrupted_one(optim: str, precision: str, engine: str, tmp_path: Path) -> None:
     check_that_a_stop_changes_nothing(tmp_path, {"name": optim}, engine=engine, precision=precision)
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_damaged_checkpoint_is_passed_over_and_said(distilbert: Path, tmp_path: Path) -> None:
     data, out = csv_file(tmp_path / "d.csv", 16), tmp_path / "o"
     flags = run_flags(distilbert, data, out, batch_size=4, epochs=1)
@@ -241,6 +251,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(distilbert: Path, tmp_path
     assert [line["update"] for line in done.record["history"]] == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_resume_refuses_what_would_change_what_is_learnt(distilbert: Path, tmp_path: Path) -> None:
     data, out = csv_file(tmp_path / "d.csv"), tmp_path / "o"
     train_and_stop(run_flags(distilbert, data, out, batch_size=4), after=2)
@@ -254,6 +265,7 @@ def test_resume_refuses_what_would_change_what_is_learnt(distilbert: Path, tmp_p
     assert "complete" in effcli("train", "--out", out, "--resume").error
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("broken", ["missing", "[]", "{}"])
 def test_checkpoints_without_a_sound_manifest_are_damaged_ones(broken: str, distilbert: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
@@ -265,6 +277,7 @@ def test_checkpoints_without_a_sound_manifest_are_damaged_ones(broken: str, dist
     assert "damaged" in done.error
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_resume_notices_that_the_data_changed(distilbert: Path, tmp_path: Path) -> None:
     data, out = csv_file(tmp_path / "d.csv", 16), tmp_path / "o"
     train_and_stop(run_flags(distilbert, data, out), after=1)
@@ -275,6 +288,7 @@ def test_resume_notices_that_the_data_changed(distilbert: Path, tmp_path: Path) 
     assert "20" in done.error
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_run_killed_before_its_model_was_saved_is_completed(distilbert: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
     common = ("train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 2, "--out", out)
@@ -287,6 +301,7 @@ def test_a_run_killed_before_its_model_was_saved_is_completed(distilbert: Path, 
     assert (out / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_scores_are_learnt_by_regression(distilbert: Path, tmp_path: Path) -> None:
     data = tmp_path / "d.csv"
     data.write_text("text,label\na b c,3.5\nd e f,1.25\ng h i,0.1\nj k l,2.2\n")
@@ -343,6 +358,7 @@ def test_the_demonstration_runs_with_relative_steps() -> None:
     assert effcli("train", "--optim", "adafactor", "--optim-arg", "relative_step=true", "--dry-run").code == 0
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_the_same_seed_gives_the_same_run_and_another_one_another(distilbert: Path, tmp_path: Path) -> None:
     common = ("train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 2, "--json")
     losses = [

@@ -9,6 +9,8 @@ import pytest
 from tests.commands import csv_file, effcli
 from tests.jobs import ENGINES
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 
 @pytest.mark.parametrize(
     ("rows", "batch", "accum", "epochs", "total"),
