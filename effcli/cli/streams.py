@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from effcli.errors import WriteError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 
 class _Lasting(io.FileIO):
@@ -20,7 +17,7 @@ class _Lasting(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self._tell = tell
 
-    def write(self, data: ReadableBuffer, /) -> int | None:  # type: ignore[override]  # None in the stubs of FileIO too
+    def write(self, data: bytes | memoryview, /) -> int | None:  # type: ignore[override]  # what a BufferedWriter calls it with
         """Return how many bytes are written or dropped.
 
         Raises:
