@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from effcli.errors import WriteError
 
@@ -17,8 +17,8 @@ class _Lasting(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self._tell = tell
 
-    def write(self, data: bytes | memoryview, /) -> int | None:  # type: ignore[override]  # what a BufferedWriter calls it with
-        """Return how many bytes are written or dropped.
+    def write(self, data: Any, /) -> int | None:  # type: ignore[override]  # None in the stubs of FileIO too
+        """Return how many bytes, of what the buffer hands on, are written or dropped.
 
         Raises:
             WriteError: the system refused for the first time; the flush at exit, which comes again, is spared.
