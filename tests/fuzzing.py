@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from effcli.cli.boundary import LONGEST, run_guarded
+from effcli.cli.boundary import MAX_ERROR_CHARACTERS, run_guarded
 from effcli.errors import EffcliError
 
 thorough = pytest.mark.parametrize("factor", [1, pytest.param(16, marks=pytest.mark.slow)])
@@ -51,7 +51,7 @@ def check_line(said: str) -> None:
     assert said.endswith("\n")
     line = said.splitlines()[-1]
     assert line.startswith("effcli: error: ")
-    assert len(line) < LONGEST + 100
+    assert len(line) < MAX_ERROR_CHARACTERS + 100
 
 
 def mutated(good: list[str], pieces: list[str]) -> st.SearchStrategy[str]:

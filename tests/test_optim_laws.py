@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effcli.engines.checkpoint import CheckpointProgress, CheckpointStore, restore
-from effcli.engines.window_schedule import START
+from effcli.engines.checkpoint import CheckpointStore, restore
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.state import predict_state
 from effcli.models.build import parameter_infos
@@ -27,6 +26,7 @@ from effcli.optim.overrides import hyper_for
 from effcli.optim.registry import entries, find
 from effcli.spec import OptimSpec
 from effcli.units import DTYPE_BYTES, ParamInfo, Role
+from tests.checkpoints import progress_after
 from tests.tiny_models import set_gradients, stepped
 
 SHAPES = {
@@ -254,12 +254,8 @@ def test_a_resumed_optimizer_has_the_same_size_and_makes_the_same_next_step(
     spec = OptimSpec(name=entry.name)
     model, fresh_model = AwkwardModel(dtype), AwkwardModel(dtype)
     optimizer = stepped(entry, model, spec)
-    saved = CheckpointProgress(
-        update=1, spec={}, train_rows=1, rows_fingerprint="", config_fingerprint="", origin=START, first_window=1,
-        total_updates=2, history=[], evaluations=[],
-    )  # fmt: skip
     store = CheckpointStore(tmp_path, keep=1)
-    path = store.save(saved, model=model, optimizer=optimizer, scheduler=no_schedule(optimizer))
+    path = store.save(progress_after(1), model=model, optimizer=optimizer, scheduler=no_schedule(optimizer))
 
     fresh = entry.build(decay_groups(fresh_model, spec.weight_decay), resolve_hyper(entry, spec))
     restore(path, model=fresh_model, optimizer=fresh, scheduler=no_schedule(fresh))

@@ -18,7 +18,7 @@ from effcli.masking import masked
 from effcli.report.text import plain
 from effcli.units import cut
 
-LONGEST = 1500
+MAX_ERROR_CHARACTERS = 1500
 """Characters of an error, far more than any has unless what was given is longer still."""
 
 
@@ -74,8 +74,8 @@ def _fault(error: Exception, verbose: bool) -> int:
 
 def _say(text: str) -> None:
     text = plain(masked(" ".join(text.split())))
-    if len(text) > LONGEST:  # what was given is in the middle, what to type next at the end
-        text = f"{text[: LONGEST * 3 // 4]} ... {text[-LONGEST // 4 :]}"
+    if len(text) > MAX_ERROR_CHARACTERS:  # what was given is in the middle, what to type next at the end
+        text = f"{text[: MAX_ERROR_CHARACTERS * 3 // 4]} ... {text[-MAX_ERROR_CHARACTERS // 4 :]}"
     sys.stderr.write(f"effcli: error: {text}\n")
 
 
