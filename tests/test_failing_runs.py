@@ -8,6 +8,8 @@ import pytest
 
 from tests.commands import effcli
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 OPTIMIZERS = """
 import torch
 

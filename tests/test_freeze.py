@@ -13,6 +13,8 @@ from tests.commands import effcli, saved_weights
 from tests.jobs import ENGINES
 from tests.tiny_models import tiny_distilbert
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam8bit": bitsandbytes.optim.Adam8bit}
 # Beginning of the frozen names -> flag, elements and tensors that still train.
 FROZEN = {"distilbert.": ("distilbert.*", 4_290, 4), "distilbert.embeddings.": ("embeddings", 71_234, 36)}

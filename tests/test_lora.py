@@ -74,6 +74,7 @@ def test_adapters_and_head_train_and_the_rest_counts_as_weights(
         assert planned[key] == record[key]
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("family", ["classification", "causal-lm"])
 def test_the_engines_make_the_same_updates(
     family: str, distilbert: Path, gpt2: Path, data: Path, tmp_path: Path
@@ -92,6 +93,7 @@ def test_the_engines_make_the_same_updates(
             assert [x[key] for x in history] == pytest.approx([x[key] for x in histories[0]], rel=1e-6)
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_language_model_keeps_its_tied_head_frozen_and_nobody_warns(gpt2: Path, data: Path, tmp_path: Path) -> None:
     arguments = (*data_flags("causal-lm", data), "--lora-r", 8, "--max-steps", 1)
     done = effcli("train", gpt2, *arguments, "--out", tmp_path / "o", "--json")
@@ -104,6 +106,7 @@ def test_a_language_model_keeps_its_tied_head_frozen_and_nobody_warns(gpt2: Path
     assert "arn" not in done.stderr.replace("learn", "")
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_recomputed_activations_change_no_gradient_of_the_adapters(
     engine: str, distilbert: Path, data: Path, tmp_path: Path
@@ -137,6 +140,7 @@ def test_weights_below_an_embedding_and_the_head_are_no_hidden_ones() -> None:
     assert all("c_attn" in name for name in hidden)
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_resumed_run_ends_with_the_same_adapters(engine: str, tmp_path: Path) -> None:
     lora = {"lora_r": 4, "lora_targets": ["all-linear"], "lora_dropout": 0.1}
@@ -147,6 +151,7 @@ def test_a_resumed_run_ends_with_the_same_adapters(engine: str, tmp_path: Path) 
     assert any(note.startswith("LoRA of rank 4, alpha 8") for note in rest.notes)
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pure_bf16_keeps_adapters_in_fp32(engine: str, distilbert: Path, data: Path, tmp_path: Path) -> None:
     record = effcli(

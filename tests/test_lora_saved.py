@@ -13,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from tests.commands import data_flags, effcli
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import peft

@@ -19,6 +19,8 @@ from effcli.units import ParamInfo
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 from tests.tiny_models import set_gradients, stepped, tiny_gpt2
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 GALORE = find("galore-adamw")
 # What upstream's projector of 8 vectors was found to hold for a matrix of 96 x 40 and of 40 x 96, in bytes.
 PROJECTOR = {

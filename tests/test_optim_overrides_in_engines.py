@@ -18,7 +18,9 @@ from effcli.optim import registry
 from effcli.report.progress import QuietProgress
 from effcli.spec import OptimSpec
 from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
-from tests.jobs import ENGINES, run_job, tiny_model
+from tests.jobs import ENGINES, ONE_FAST_ENGINE, run_job, tiny_model
+
+pytestmark = pytest.mark.usefixtures("without_plan")
 
 BARE, EMBEDDINGS_KEPT, ALL_32_BIT = 295_648, 702_096, 1_115_664
 CASES = {
@@ -108,7 +110,7 @@ def test_an_override_means_the_same_update_and_rate_in_every_engine(engine: str)
     assert outcomes[1][1] == outcomes[0][1]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_resumed_run_keeps_its_overrides(engine: str, folder: Path, tmp_path: Path) -> None:
     optim = {
         "keep_32bit": ["position"],

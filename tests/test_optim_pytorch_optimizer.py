@@ -15,6 +15,8 @@ from effcli.spec import OptimSpec
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 from tests.tiny_models import measured, tiny_distilbert
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 SHAPES = ((40, 24), (24,), (), (3, 5, 7))
 # Name, arguments of ours, class and arguments of upstream.
 SAME: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [

@@ -18,6 +18,8 @@ from effcli.spec import OptimSpec
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 from tests.tiny_models import measured, tiny_distilbert
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 NAMES = ("adamw8bit-ao", "adamw4bit", "adamwfp8")
 
 

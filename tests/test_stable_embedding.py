@@ -17,7 +17,7 @@ from transformers import Adafactor
 from effcli.errors import UsageError
 from effcli.models.stable_embedding import MARKER, embeddings_of, replace_embeddings, use_stable_embeddings
 from tests.commands import TINY_DISTILBERT, TINY_GPT2, data_flags, effcli, model_folder, saved_weights
-from tests.jobs import ENGINES
+from tests.jobs import ENGINES, ONE_FAST_ENGINE
 from tests.stopped_runs import check_that_a_stop_changes_nothing
 from tests.tiny_models import tiny_distilbert, tiny_gpt2
 
@@ -98,6 +98,7 @@ def test_the_state_is_that_of_upstream_modules_and_optimizers(
         assert planned[key] == record[key]
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("task", TASKS)
 def test_all_other_weights_are_as_without_it_and_norms_begin_as_the_identity(
     task: str, data: Path, tmp_path: Path
@@ -117,6 +118,7 @@ def test_all_other_weights_are_as_without_it_and_norms_begin_as_the_identity(
     assert not any("norm" in line for line in done.stderr.splitlines() if "random" in line)
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_loaded_weights_stay_and_only_the_norms_are_new(data: Path, tmp_path: Path) -> None:
     tiny_distilbert().save_pretrained(tmp_path / "m")
     common = ("--data", data, "--lr", 0, "--max-steps", 1, "--stable-embedding")
@@ -126,12 +128,14 @@ def test_loaded_weights_stay_and_only_the_norms_are_new(data: Path, tmp_path: Pa
     assert "random weights" not in done.stderr
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_norms_are_not_decayed(distilbert: Path, data: Path) -> None:
     record = effcli("train", distilbert, "--data", data, "--stable-embedding", "--dry-run", "--json").record
     assert [(group["num_tensors"], group["num_elements"]) for group in record["groups"]] == [(16, 137_856), (28, 1_858)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.usefixtures("without_plan")
+@pytest.mark.parametrize("engine", ONE_FAST_ENGINE)
 def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, tmp_path: Path) -> None:
     rest = check_that_a_stop_changes_nothing(
         tmp_path, {"name": "adam8bit"}, model={"stable_embedding": True}, engine=engine, batch_size=4, accum=1
@@ -139,6 +143,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, tmp_path: Path
     assert any("StableEmbedding replaces" in note for note in rest.notes)
 
 
+@pytest.mark.usefixtures("without_plan")
 @pytest.mark.parametrize("first", ["with", "without"])
 def test_one_run_leaves_nothing_to_the_next(first: str, distilbert: Path, data: Path, tmp_path: Path) -> None:
     common = ("train", distilbert, "--data", data, "--optim", "adam8bit", "--max-steps", 1, "--json")
@@ -149,6 +154,7 @@ def test_one_run_leaves_nothing_to_the_next(first: str, distilbert: Path, data: 
     assert records["with"]["measured"]["optimizer_state_bytes"] == 702_096 + 8 * 256
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_a_frozen_embedding_has_no_state_and_other_overrides_go_along(
     distilbert: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -174,6 +180,7 @@ def test_a_frozen_embedding_has_no_state_and_other_overrides_go_along(
     assert "--override 'word_embeddings'" in error
 
 
+@pytest.mark.usefixtures("without_plan")
 def test_embeddings_with_a_forward_of_their_own_are_left_alone_and_named(data: Path, tmp_path: Path) -> None:
     settings = {
         "model_type": "opt", "vocab_size": 100, "hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1,

@@ -20,6 +20,8 @@ from effcli.report.progress import QuietProgress
 from tests.commands import TINY_DISTILBERT, TINY_GPT2, data_flags, effcli, model_folder, saved_weights
 from tests.tiny_models import tiny_distilbert, tiny_gpt2
 
+pytestmark = pytest.mark.usefixtures("without_plan")
+
 PRECISIONS = ("fp32", "bf16-pure")
 CONFIGS = {"classification": TINY_DISTILBERT, "causal-lm": TINY_GPT2}
 # Saving and loading are the same code in every engine: each meets both precisions, one of them both tasks.
