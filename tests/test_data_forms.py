@@ -47,6 +47,7 @@ def csv(folder: Path, *labels: str, header: str = "text,label", name: str = "d.c
     return written(folder, header + "\n" + "".join(f"row {i},{label}\n" for i, label in enumerate(labels)), name)
 
 
+GZIPPED = gzip.compress(b"text,label\na,1\n", mtime=0)  # of no time, so that every process collects the same tests
 FAULTY_FILES = [
     (b"text,label\na\0b,1\nc,0\n", "d.csv", ["line 2: a NUL byte", "damaged"]),
     ("text,label\na,1\n".encode("utf-16-le"), "d.csv", ["line 1: a NUL byte", "--encoding utf-16-le"]),
@@ -55,8 +56,8 @@ FAULTY_FILES = [
     (b"text,label\na,1\n\x93hi\x94,1\n", "d.csv", ["line 3", "byte 0x93", "--encoding cp1252"]),
     (b"text,label\ra,1\rcaf\xe9,0\r", "d.csv", ["line 3", "--encoding latin-1"]),
     (b"text,label\r\na,1\r\n" * 9000 + b"\xe9", "d.csv", ["line 18001"]),
-    (gzip.compress(b"text,label\na,1\n"), "d.csv", ["d.csv' is no text but a gzip file; unpack it"]),
-    (gzip.compress(b"text,label\na,1\n"), "d.csv.gz", ["is none of .csv, .tsv"]),
+    (GZIPPED, "d.csv", ["d.csv' is no text but a gzip file; unpack it"]),
+    (GZIPPED, "d.csv.gz", ["is none of .csv, .tsv"]),
     (b"PK\x03\x04\xff\xff", "d.csv", ["a zip file or a spreadsheet"]),
     (b"PAR1\xff\xff", "d.jsonl", ["a Parquet file; let its name end in .parquet"]),
     ('label,text\n1, "a, b"\n0,"c"\n', "d.csv", ["line 2", "remove the spaces before the quote mark"]),
