@@ -53,12 +53,14 @@ FLAG_OF: dict[str, str] = {
     "loop.percentile_clipping": "--percentile-clipping",
     "loop.gradient_checkpointing": "--gradient-checkpointing",
     "loop.compile": "--compile",
+    "loop.profile_memory": "--profile-memory",
     "loop.seed": "--seed",
     "loop.num_workers": "--num-workers",
     "output.out": "--out",
     "output.save_every": "--save-every",
     "output.keep": "--keep",
     "output.logging_steps": "--logging-steps",
+    "output.track": "--track",
 }
 """Dotted field of `RunSpec` -> flag, in the order of the sections."""
 

@@ -18,8 +18,8 @@ Engine = Literal["pytorch", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Scheduler = Literal["linear", "cosine", "constant"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Text = Annotated[str, Field(min_length=1)]
-
 
 LARGEST = 2**31 - 1
 """Largest count that every library below takes."""
@@ -218,6 +218,8 @@ class LoopSpec(Section):
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
     """Compile the layers of the model with torch.compile."""
+    profile_memory: bool = False
+    """On a CPU: record the allocator during one warm update, for the peak that was really allocated."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of weights, dropout and data order."""
     num_workers: int = Field(default=0, ge=0, le=LARGEST)
@@ -242,6 +244,10 @@ class OutputSpec(Section):
     """Checkpoints kept."""
     logging_steps: int = Field(default=10, ge=1, le=LARGEST)
     """Updates between progress lines."""
+    track: tuple[Tracker, ...] = ()
+    """Services that losses, rates and memory are logged to while the run goes on."""
+
+    _one_service_is_a_list = field_validator("track", mode="before")(as_list)
 
 
 class RunSpec(Section):

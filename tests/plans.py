@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from effcli.measure.record import EstimateRecord
+from effcli.measure.estimate_record import EstimateRecord
 from effcli.memory.plan import MemoryPlan, PhaseBytes, TimelinePoint
 from tests import records
 from tests.records import F2_ADAMW

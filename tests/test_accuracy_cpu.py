@@ -20,7 +20,7 @@ from tests.accuracy import cpu
 from tests.accuracy.cpu_case import Case, Outcome, outcome
 from tests.profiled import live_bytes, profiled_peak
 
-FAST = list(cpu.cases())[::11]
+FAST = list(cpu.cases())[::17]
 BASE = {"vocab_size": 28996, "num_labels": 2}
 """distilbert-base-cased, two labels."""
 WITHOUT_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}

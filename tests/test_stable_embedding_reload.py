@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("without_plan")
 
 PRECISIONS = ("fp32", "bf16-pure")
 CONFIGS = {"classification": TINY_DISTILBERT, "causal-lm": TINY_GPT2}
-# Saving and loading are the same code in every engine: each meets both precisions, one of them both tasks.
+# Saving and loading are the same code in every engine: one meets both precisions with both tasks.
 RUNS = [
     *((task, precision, "pytorch") for task in CONFIGS for precision in PRECISIONS),
-    *(("classification", precision, "accelerate") for precision in PRECISIONS),
-    *(("causal-lm", precision, "trainer") for precision in PRECISIONS),
+    ("classification", "bf16-pure", "accelerate"),
+    ("causal-lm", "bf16-pure", "trainer"),
 ]
 
 

@@ -107,7 +107,7 @@ def assert_agreement(
 
 FAST = (
     *("adamw", "sgd-momentum", "adafactor-torch", "muon", "adafactor", "schedulefree-adamw", "galore-adamw", "came"),
-    *("adam8bit", "lion8bit", "ademamix8bit", "lamb32bit", "adamw8bit-ao"),
+    *("adam8bit", "ademamix8bit", "adamw8bit-ao"),
 )
 """One optimizer of every kind; the others are their kin."""
 

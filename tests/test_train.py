@@ -40,10 +40,10 @@ RESUMED = [
     ("adafactor", "fp32", "pytorch"),
     ("sgd", "bf16", "pytorch"),
     *(("adam8bit", "fp32", engine) for engine in ENGINES),
-    *(("adafactor", "bf16-pure", engine) for engine in ENGINES),
+    ("adafactor", "bf16-pure", "pytorch"),
 ]
 FAMILIES = (
-    "adamw", "sgd", "muon", "adafactor", "adam8bit", "adamw4bit", "galore-adamw", "schedulefree-adamw", "lion",
+    "adamw", "sgd", "adafactor", "adam8bit", "adamw4bit", "galore-adamw", "schedulefree-adamw", "lion",
 )  # fmt: skip
 # Every entry's law is checked against upstream's class elsewhere. Here each package is run from the command line once;
 # the other forty and more take a second each and go the same way.

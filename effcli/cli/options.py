@@ -143,6 +143,10 @@ GradientCheckpointing = Annotated[
     ),
 ]
 Compile = Annotated[Switch, option("Compile the layers of the model with torch.compile.", LOOP, name="--compile")]
+ProfileMemory = Annotated[
+    Switch,
+    option("On a CPU: measure the allocated peak of one warm update.", LOOP, name="--profile-memory"),
+]
 Seed = Annotated[Text, option("Seed of weights, dropout and data order. Default: 42.", LOOP, "INTEGER")]
 NumWorkers = Annotated[Text, option("Processes that prepare batches. Default: 0.", LOOP, "INTEGER")]
 
@@ -152,6 +156,9 @@ Resume = Annotated[bool, option("Continue the run that --out holds.", OUTPUT, na
 SaveEvery = Annotated[Text, option("Updates between checkpoints. Default: each epoch.", OUTPUT, "INTEGER")]
 Keep = Annotated[Text, option("Checkpoints kept. Default: 2.", OUTPUT, "INTEGER")]
 LoggingSteps = Annotated[Text, option("Updates between progress lines. Default: 10.", OUTPUT, "INTEGER")]
+Track = Annotated[
+    Texts, option("Log to tensorboard, wandb, mlflow or trackio as well; repeatable. Default: none.", OUTPUT, "NAME")
+]
 Recipe = Annotated[Text, option("Start from a recipe; flags beat it.", OUTPUT, "NAME|FILE")]
 Set = Annotated[Texts, option("Set any field, such as loop.accum=2; repeatable.", OUTPUT, "A.B=C", name="--set")]
 DryRun = Annotated[bool, option("Check everything, data included, print the plan, and stop.", OUTPUT, name="--dry-run")]

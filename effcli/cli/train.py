@@ -58,6 +58,7 @@ def train(
     percentile_clipping: o.PercentileClipping = None,
     gradient_checkpointing: o.GradientCheckpointing = None,
     compile: o.Compile = None,  # noqa: A002
+    profile_memory: o.ProfileMemory = None,
     seed: o.Seed = None,
     num_workers: o.NumWorkers = None,
     out: o.Out = None,
@@ -66,6 +67,7 @@ def train(
     save_every: o.SaveEvery = None,
     keep: o.Keep = None,
     logging_steps: o.LoggingSteps = None,
+    track: o.Track = None,
     recipe: o.Recipe = None,
     sets: o.Set = None,
     dry_run: o.DryRun = False,

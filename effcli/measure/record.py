@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from effcli.errors import DataError
 from effcli.facts import Fact
-from effcli.memory.layers import PartAmount
 from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 from effcli.units import StateAmount
 
@@ -76,7 +75,8 @@ class DataFacts(Fact):
 class UpdateFacts(Fact):
     """One optimizer update: mean loss per item of its window, the learning rate it used, gradient norm before
     clipping (None where it was not finite), and the norm it was clipped to where it was larger (None without clipping
-    too). `skipped` says that the fp16 scaler met an overflow and left weights, state and schedule alone."""
+    too). `skipped` says that the fp16 scaler met an overflow and left weights, state and schedule alone. `training_s`
+    are the seconds of training from the start of the run to the end of this update, evaluation and saving left out."""
 
     update: int
     epoch: float
@@ -85,6 +85,7 @@ class UpdateFacts(Fact):
     grad_norm: float | None
     clip_norm: float | None = None
     skipped: bool = False
+    training_s: float | None = None
 
 
 class EvalFacts(Fact):
@@ -124,13 +125,27 @@ class WeightChangeFacts(Fact):
         return self.num_changed / self.num_with_gradient if self.num_with_gradient else None
 
 
+class ProfiledUpdate(Fact):
+    """What the CPU's allocator handed out during one warm update, and what was planned for a batch of that shape.
+
+    `rows` and `tokens` are those of its largest micro-batch, `timeline_bytes` the live bytes moment by moment.
+    """
+
+    update: int
+    rows: int
+    tokens: int
+    peak_allocated_bytes: int
+    planned_peak_allocated_bytes: int | None = None
+    timeline_bytes: tuple[int, ...] = ()
+
+
 class Measured(Fact):
     """What the run really took.
 
     `weights_bytes` and `gradients_bytes` are read before the first step that is not skipped; `peak_allocated_bytes` is
-    CUDA's counter, None on a CPU. `parameters_without_state` are those that the optimizer holds no state for, where it
-    has one for others. `skipped_updates` counts those of the whole history, `weight_changes` is None unless weights are
-    trained in bfloat16.
+    CUDA's counter, on a CPU that of the `profiled` update, None where none was profiled. `parameters_without_state` are
+    those that the optimizer holds no state for, where it has one for others. `skipped_updates` counts those of the
+    whole history, `weight_changes` is None unless weights are trained in bfloat16.
     """
 
     weights_bytes: int | None
@@ -140,6 +155,7 @@ class Measured(Fact):
     tensors: dict[str, StateAmount]
     parameters_without_state: tuple[str, ...] = ()
     peak_allocated_bytes: int | None
+    profiled: ProfiledUpdate | None = None
     peak_rss_bytes: int
     nvml: NvmlFacts
     skipped_updates: int = 0
@@ -222,55 +238,6 @@ class RunRecord(Fact):
     out_of_memory: tuple[OutOfMemoryFacts, ...] = ()
     status: Status = "planned"
     failure: str | None = None
-
-
-class GpuFacts(Fact):
-    """What `--gpu` gave: the bytes that there are and, where a card was named, the card and the source of its bytes."""
-
-    asked: str
-    name: str | None
-    usable_bytes: int
-    source: str | None
-
-
-class PeakFacts(Fact):
-    """What the peak was predicted for. `budget_bytes` is what `--budget` allows, None without it.
-
-    `max_length` is None for models that read no text, `max_target_length` for all but seq2seq. `versions` are those of
-    the packages whose code was traced: a plan differs with them.
-    """
-
-    device: str
-    batch: BatchFacts
-    max_length: int | None
-    max_target_length: int | None = None
-    gradient_checkpointing: bool
-    attn: str | None
-    max_grad_norm: float
-    gpu: GpuFacts | None
-    budget_bytes: int | None
-    versions: dict[str, str]
-
-
-class EstimateRecord(Fact):
-    """One model with several optimizers, before any run: what they hold before activations, and the peak if asked for.
-
-    `peak` is None, as is the plan of every optimizer, unless a setting was given that matters to the peak alone.
-    `buffers_bytes` are tensors that are no parameters; `tied` the names under which a parameter occurs again. `layers`
-    and `largest` are empty unless they were asked for.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    command: str = "estimate"
-    precision: str
-    model: ModelFacts
-    buffers_bytes: int
-    tied: tuple[str, ...]
-    peak: PeakFacts | None = None
-    optimizers: tuple[OptimizerFacts, ...]
-    layers: tuple[PartAmount, ...] = ()
-    largest: tuple[PartAmount, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def read_record(path: Path) -> RunRecord:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from effcli.facts import Fact
-from effcli.measure.record import SCHEMA_VERSION, BatchFacts, GpuFacts, ModelFacts
+from effcli.measure.estimate_record import GpuFacts
+from effcli.measure.record import SCHEMA_VERSION, BatchFacts, ModelFacts
 
 
 class Configuration(Fact):

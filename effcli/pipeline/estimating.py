@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from effcli.devices import weights_dtype
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
-from effcli.measure.record import EstimateRecord, ModelFacts
+from effcli.measure.estimate_record import EstimateRecord
+from effcli.measure.record import ModelFacts
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.plan import MemoryPlan

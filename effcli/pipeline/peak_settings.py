@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
-from effcli.measure.record import BatchFacts, GpuFacts, PeakFacts
+from effcli.measure.estimate_record import GpuFacts, PeakFacts
+from effcli.measure.record import BatchFacts
 from effcli.memory.cards import Budget, Card, parse_budget
 from effcli.models.known import KnownModel
 from effcli.models.lengths import longest_row, longest_target

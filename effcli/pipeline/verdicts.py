@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from effcli.errors import OverBudgetError
-from effcli.measure.record import EstimateRecord, RunRecord
+from effcli.measure.estimate_record import EstimateRecord
+from effcli.measure.record import RunRecord
 from effcli.measure.search_record import SearchRecord
 from effcli.memory.fit import is_enough, largest_divisor
 from effcli.memory.plan import MemoryPlan

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from effcli.measure.record import EstimateRecord, OptimizerFacts, PeakFacts
+    from effcli.measure.estimate_record import EstimateRecord, PeakFacts
+    from effcli.measure.record import OptimizerFacts
     from effcli.memory.layers import PartAmount
 
 _WIDTH = 79

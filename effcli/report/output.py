@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from effcli.measure.record import EstimateRecord, RunRecord
+    from effcli.measure.estimate_record import EstimateRecord
+    from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
 
 PIPE_COLUMNS = 80

@@ -16,7 +16,7 @@ from effcli.report.text import common_unit, tokens_of_rows
 from effcli.units import Category, Phase, format_bytes
 
 if TYPE_CHECKING:
-    from effcli.measure.record import EstimateRecord
+    from effcli.measure.estimate_record import EstimateRecord
     from effcli.memory.plan import MemoryPlan, TimelinePoint
 
 PIP = "'effcli[plot]'"

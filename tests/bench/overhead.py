@@ -2,8 +2,9 @@
 
 The same model, rows, batches and optimizer: for the pytorch engine beside a loop written by hand, for accelerate and
 trainer beside these libraries alone. Whole runs of `effcli.pipeline.train`, with plan, probes, meters, history and
-progress, in turns with the bare loop within one process; of each run the updates after the first are timed, from one
-to the next. Wall time is what counts; time of the processor is beside it, since other work on a machine leaves it be.
+progress, and bare loops in a process of their own take turns, update by update, so that both meet the same moods of
+the machine. The updates of a run after the first are timed, from one to the next, on one thread. Wall time is what
+counts; time of the processor is beside it, since other work on a machine leaves it be.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import SimpleQueue, get_context
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
@@ -41,24 +45,30 @@ MODEL = {"model_type": "distilbert", "vocab_size": 8000, "dim": 512, "n_layers":
 
 @dataclass
 class Stopwatch(QuietProgress):
-    """Reads both clocks once per update."""
+    """Times the updates of one side, in turns with the other side."""
 
-    readings: list[tuple[float, float]] = field(default_factory=list)
+    mine: Semaphore
+    other: Semaphore
+    began: tuple[float, float] | None = None
+    took: list[tuple[float, float]] = field(default_factory=list)
 
     def read(self) -> None:
-        """Take a reading."""
-        self.readings.append((time.perf_counter(), time.process_time()))
+        """Take the time since the side's turn began, and let the other side make an update."""
+        if self.began is not None:
+            self.took.append((time.perf_counter() - self.began[0], time.process_time() - self.began[1]))
+        self.other.release()
+        self.mine.acquire()
+        self.began = time.perf_counter(), time.process_time()
 
     def update(self, **facts: Any) -> None:
-        """Take a reading where a run says that an update is done."""
+        """Take the time where a run says that an update is done."""
         self.read()
 
     def per_update_s(self) -> tuple[float, float]:
         """Return wall seconds and processor seconds of an update."""
-        (wall, processor), (last_wall, last_processor) = self.readings[0], self.readings[-1]
-        count = len(self.readings) - 1
-        assert count == UPDATES - 1
-        return (last_wall - wall) / count, (last_processor - processor) / count
+        assert len(self.took) == UPDATES - 1
+        wall, processor = zip(*self.took, strict=True)
+        return statistics.mean(wall), statistics.mean(processor)
 
 
 def with_effcli(flags: dict[str, Any], watch: Stopwatch) -> None:
@@ -145,21 +155,51 @@ BARE: dict[str, Callable[[dict[str, Any], Stopwatch], None]] = {
 }
 
 
-def compare(engine: str, flags: dict[str, Any], pairs: int) -> None:
-    """Print seconds and ratios of one engine."""
-    flags = {**flags, "loop": {**flags["loop"], "engine": engine}}
-    took: dict[str, list[tuple[float, float]]] = {"bare": [], "effcli": []}
+def side(
+    make: Callable[[dict[str, Any], Stopwatch], None],
+    flags: dict[str, Any],
+    pairs: int,
+    turns: tuple[Semaphore, Semaphore],
+    results: SimpleQueue[list[tuple[float, float]]],
+    begins: bool,
+) -> None:
+    """Make all runs of one side; `turns` are its own and the other side's."""
+    torch.set_num_threads(1)
+    mine, other = turns
+    if not begins:
+        mine.acquire()
+    took = []
     for _ in range(pairs):
-        for name, make in (("bare", BARE[engine]), ("effcli", with_effcli)):
-            watch = Stopwatch()
-            make(flags, watch)
-            took[name].append(watch.per_update_s())
+        watch = Stopwatch(mine, other)
+        make(flags, watch)
+        took.append(watch.per_update_s())
+    other.release()
+    results.put(took)
+
+
+def compare(engine: str, flags: dict[str, Any], pairs: int) -> None:
+    """Print milliseconds and ratios of one engine."""
+    flags = {**flags, "loop": {**flags["loop"], "engine": engine}}
+    context = get_context("spawn")
+    first, second = context.Semaphore(0), context.Semaphore(0)
+    sides = (BARE[engine], (first, second), True), (with_effcli, (second, first), False)
+    queues: list[SimpleQueue[list[tuple[float, float]]]] = [context.SimpleQueue() for _ in sides]
+    processes = [
+        context.Process(target=side, args=(make, flags, pairs, turns, queue, begins))
+        for (make, turns, begins), queue in zip(sides, queues, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    bare_took, effcli_took = (queue.get() for queue in queues)
+    for process in processes:
+        process.join()
     for clock, name in enumerate(("wall", "processor")):
-        bare, ours = ([readings[clock] for readings in took[key]] for key in ("bare", "effcli"))
+        bare, ours = ([readings[clock] for readings in took] for took in (bare_took, effcli_took))
         ratios = [one / other for one, other in zip(ours, bare, strict=True)]
         print(
             f"{engine:10}  {name:9}  {statistics.median(bare) * 1000:8.1f}  {statistics.median(ours) * 1000:8.1f}  "
-            f"{statistics.median(ratios):6.4f}  {' '.join(f'{ratio:.3f}' for ratio in ratios)}"
+            f"{statistics.median(ratios):6.4f}  {' '.join(f'{ratio:.3f}' for ratio in ratios)}",
+            flush=True,
         )
 
 
@@ -175,7 +215,7 @@ def main() -> None:
         (model / "config.json").write_text(json.dumps(MODEL))
         rows = [
             f"{' '.join(f'w{(row * 7 + word) % 5000}' for word in range(WORDS_PER_ROW))},{row % 2}"
-            for row in range(400)
+            for row in range(ROWS)
         ]
         data.write_text("\n".join(["sentence,label", *rows]) + "\n")
         flags = {

@@ -1,0 +1,154 @@
+"""`ComparisonRecord`: several runs side by side. Bytes are integers, times are seconds. No torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from effcli.facts import Fact
+from effcli.measure.record import SCHEMA_VERSION, RunRecord, Status
+
+AttemptStatus = Literal["planned", "completed", "interrupted", "failed", "missing"]
+
+
+class Attempt(Fact):
+    """One run that was wanted: under which name, with which seed, and how it ended.
+
+    `name` is one per column of the comparison; seeds share it. `run` is its place among the runs, None where there is
+    no record. `missing` is one that was not started.
+    """
+
+    name: str
+    seed: int
+    folder: str | None = None
+    status: AttemptStatus = "missing"
+    failure: str | None = None
+    exit_code: int | None = None
+    run: int | None = None
+
+
+class Spread(Fact):
+    """One amount over the seeds of a name: the sample's standard deviation, and its ends."""
+
+    deviation: float
+    smallest: float
+    largest: float
+
+
+class Summary(Fact):
+    """One name of a comparison: the mean over its finished seeds; None where nothing was measured.
+
+    `final_loss` is the training loss of the last update. `ratios` hold each amount of `COMPARED` divided by that of the
+    first name; `spread` those of which several seeds were measured.
+    """
+
+    name: str
+    status: AttemptStatus
+    seeds: tuple[int, ...]
+    failure: str | None = None
+    predicted_state_bytes: int | None = None
+    measured_state_bytes: int | None = None
+    predicted_peak_allocated_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    seconds_per_update: float | None = None
+    samples_per_second: float | None = None
+    final_loss: float | None = None
+    eval_loss: float | None = None
+    eval_accuracy: float | None = None
+    eval_f1: float | None = None
+    eval_perplexity: float | None = None
+    ratios: dict[str, float] = Field(default_factory=dict)
+    spread: dict[str, Spread] = Field(default_factory=dict)
+
+
+class ComparisonRecord(Fact):
+    """Several runs, what was asked of each, and one line for each name."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "compare"
+    status: Status = "planned"
+    attempts: tuple[Attempt, ...]
+    runs: tuple[RunRecord, ...] = ()
+    summary: tuple[Summary, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def record_of(self, attempt: Attempt) -> RunRecord | None:
+        """Return the record of an attempt, None where it left none."""
+        return None if attempt.run is None else self.runs[attempt.run]
+
+
+def _last_eval(field: str) -> Callable[[RunRecord], float | None]:
+    return lambda run: getattr(run.eval[-1], field) if run.eval else None
+
+
+def _predicted_peak(run: RunRecord) -> int | None:
+    """Return the planned peak of the update that was profiled, else that of the largest batch."""
+    profiled = run.measured.profiled if run.measured else None
+    if profiled is not None and profiled.planned_peak_allocated_bytes is not None:
+        return profiled.planned_peak_allocated_bytes
+    return run.optimizer.plan.peak_allocated_bytes if run.optimizer.plan else None
+
+
+_BYTES: Mapping[str, Callable[[RunRecord], int | None]] = {
+    "predicted_state_bytes": lambda run: run.optimizer.state_bytes,
+    "measured_state_bytes": lambda run: run.measured.optimizer_state_bytes if run.measured else None,
+    "predicted_peak_allocated_bytes": _predicted_peak,
+    "peak_allocated_bytes": lambda run: run.measured.peak_allocated_bytes if run.measured else None,
+    "peak_rss_bytes": lambda run: run.measured.peak_rss_bytes if run.measured else None,
+}
+_NUMBERS: Mapping[str, Callable[[RunRecord], float | None]] = {
+    "seconds_per_update": lambda run: 1 / run.throughput.updates_per_second if run.throughput else None,
+    "samples_per_second": lambda run: run.throughput.samples_per_second if run.throughput else None,
+    "final_loss": lambda run: run.history[-1].loss if run.history else None,
+    "eval_loss": _last_eval("eval_loss"),
+    "eval_accuracy": _last_eval("eval_accuracy"),
+    "eval_f1": _last_eval("eval_f1"),
+    "eval_perplexity": _last_eval("eval_perplexity"),
+}
+COMPARED = (*_BYTES, *_NUMBERS)
+"""Amounts of a summary, in the order in which they are told."""
+
+
+def compared(
+    attempts: Sequence[Attempt], runs: Sequence[RunRecord], *, status: Status, notes: Iterable[str] = ()
+) -> ComparisonRecord:
+    """Return the comparison of attempts, whose `run` are places in `runs`."""
+    names = list(dict.fromkeys(attempt.name for attempt in attempts))
+    lines: list[Summary] = []
+    for name in names:
+        own = [attempt for attempt in attempts if attempt.name == name]
+        lines.append(_summary(name, own, runs, first=lines[0] if lines else None))
+    return ComparisonRecord(
+        status=status, attempts=tuple(attempts), runs=tuple(runs), summary=tuple(lines), notes=tuple(notes)
+    )
+
+
+def _summary(name: str, attempts: Sequence[Attempt], runs: Sequence[RunRecord], first: Summary | None) -> Summary:
+    """Return one line; the mean is over runs that ended, unless none did."""
+    ended = [attempt for attempt in attempts if attempt.status in ("completed", "planned")] or attempts
+    records = [runs[attempt.run] for attempt in ended if attempt.run is not None]
+    worst = next((attempt for attempt in attempts if attempt.status not in ("completed", "planned")), attempts[0])
+    amounts: dict[str, float] = {}
+    spread: dict[str, Spread] = {}
+    for key, read in {**_BYTES, **_NUMBERS}.items():
+        values = [value for value in map(read, records) if value is not None]
+        if values:
+            amounts[key] = round(statistics.mean(values)) if key in _BYTES else statistics.mean(values)
+        if len(values) > 1:
+            spread[key] = Spread(deviation=statistics.stdev(values), smallest=min(values), largest=max(values))
+    firsts = amounts if first is None else {key: getattr(first, key) for key in amounts}
+    return Summary.model_validate(
+        {
+            "name": name,
+            "status": worst.status,
+            "seeds": tuple(attempt.seed for attempt in attempts),
+            "failure": worst.failure,
+            "ratios": {key: amounts[key] / firsts[key] for key in amounts if firsts.get(key)},
+            "spread": spread,
+            **amounts,
+        }
+    )

@@ -1,0 +1,73 @@
+"""`InspectionRecord`: what a saved optimizer state holds. Bytes are integers. No torch."""
+
+from __future__ import annotations
+
+from effcli.facts import Fact
+from effcli.measure.record import SCHEMA_VERSION
+
+
+class SavedAmount(Fact):
+    """All tensors of one state name; `dtype` are the stored ones, joined by `+` where there are several."""
+
+    elements: int
+    bytes: int
+    dtype: str
+
+
+class SavedParameter(Fact):
+    """The state of one parameter; `shape` is the parameter's own, None where the state does not tell it.
+
+    `quantised` says whether the statistics are held in fewer than 16 bits, `reason` why they are not where others are.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    elements: int
+    bytes: int
+    quantised: bool
+    reason: str | None = None
+
+
+class Alternative(Fact):
+    """What another optimizer, by its defaults, would take for the same parameters."""
+
+    name: str
+    state_bytes: int
+
+
+class SavedValues(Fact):
+    """One tensor of a state as it is stored: its first values and its ends; None where it has no elements."""
+
+    parameter: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    first: tuple[float, ...]
+    minimum: float | None
+    maximum: float | None
+
+
+class InspectionRecord(Fact):
+    """A saved optimizer state by state name and by parameter.
+
+    `optimizer` is the one that it looks like, None where nothing known fits; `also_fits` are others of the same layout,
+    `resemblance` says in a sentence what the guess rests on. `by_parameter` and `shared_bytes` add up to `state_bytes`.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "inspect"
+    path: str
+    format: str
+    optimizer: str | None
+    also_fits: tuple[str, ...] = ()
+    resemblance: str
+    state_bytes: int
+    state_elements: int
+    num_tensors: int
+    tensors: dict[str, SavedAmount]
+    by_parameter: dict[str, int]
+    shared_bytes: int = 0
+    parameters: tuple[SavedParameter, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    values: tuple[SavedValues, ...] = ()
+    notes: tuple[str, ...] = ()
