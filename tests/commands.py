@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,12 @@ def model_folder(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     return folder
+
+
+def untimed(history: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the lines of a history, of a record or of its JSON, without the seconds that each run takes anew."""
+    lines = (line if isinstance(line, dict) else line.model_dump() for line in history)
+    return [{key: value for key, value in line.items() if key != "training_s"} for line in lines]
 
 
 def csv_file(path: Path, rows: int = 12, *, header: str = "sentence,label") -> Path:

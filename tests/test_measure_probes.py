@@ -150,6 +150,20 @@ def test_only_training_counts_in_rows_tokens_and_seconds() -> None:
     assert (speed.updates_per_second, speed.samples_per_second, speed.tokens_per_second) == (0.5, 1.5, 26 / 4)
 
 
+@pytest.mark.parametrize(
+    ("before_s", "seconds"), [(0.0, [2.0, 2.0, 5.0]), (10.0, [12.0, 12.0, 15.0]), (None, [None] * 3)]
+)
+def test_seconds_of_training_go_on_from_those_before(before_s: float | None, seconds: list[float | None]) -> None:
+    clock = SimpleNamespace(now=0.0)
+    meter = ThroughputMeter(tiny_distilbert(), clock=lambda: clock.now, before_s=before_s)
+    read = []
+    for moment, change in ((0.0, meter.start), (2.0, meter.pause), (7.0, meter.start), (10.0, meter.pause)):
+        clock.now = moment
+        change()
+        read.append(meter.training_s)
+    assert read[1:] == seconds
+
+
 def test_rows_are_told_once() -> None:
     model = tiny_distilbert().train()
     meter, _ = metered(model)

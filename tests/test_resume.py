@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from effcli import pipeline
 from effcli.report.progress import QuietProgress
-from tests.commands import csv_file, effcli, same_weights, saved_weights
+from tests.commands import csv_file, effcli, same_weights, saved_weights, untimed
 from tests.jobs import ENGINES
 from tests.stopped_runs import settings, train_and_stop
 
@@ -45,11 +46,25 @@ def test_a_run_may_be_stopped_after_any_update(
         shutil.copytree(tmp_path / "whole" / name, out / name)
         spec = pipeline.resolve_spec({"output": {"save_every": 20}}, resume_from=str(out))
         rest = pipeline.train(spec, progress=QuietProgress(), resume=True)
-        assert rest.history == whole.history
+        assert untimed(rest.history) == untimed(whole.history)
         assert rest.eval == whole.eval
         assert rest.measured.optimizer_state_bytes == whole.measured.optimizer_state_bytes
         assert rest.measured.tensors == whole.measured.tensors
         assert same_weights(saved_weights(out), weights)
+
+
+def test_seconds_of_training_go_on_where_a_run_is_resumed(tmp_path: Path, without_plan: None) -> None:
+    flags = settings(tmp_path, "run", {"name": "adamw"})
+    train_and_stop(flags, after=6)
+    before = [line["training_s"] for line in json.loads((tmp_path / "run" / "record.json").read_text())["history"]]
+    rest = pipeline.train(
+        pipeline.resolve_spec({}, resume_from=str(tmp_path / "run")), progress=QuietProgress(), resume=True
+    )
+    seconds = [line.training_s for line in rest.history]
+    assert seconds[:6] == before
+    assert all(earlier < later for earlier, later in pairwise([0.0, *seconds]))
+    made = rest.throughput.updates_per_second * (seconds[-1] - seconds[5])
+    assert made == pytest.approx(4)
 
 
 def with_another_label(folder: Path) -> None:

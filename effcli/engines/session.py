@@ -30,7 +30,9 @@ class Update:
     """One line of the history; `lr` is the rate that this update used.
 
     Loss and norm are None where they were not finite, which only the fp16 scaler may let pass. `clip_norm` is the norm
-    that the gradient was held to, None without clipping and where the scaler skipped the update.
+    that the gradient was held to, None without clipping and where the scaler skipped the update. `training_s` are the
+    seconds of training from the start of the run to the end of this update, None where they are not known; two updates
+    that differ in nothing else are equal.
     """
 
     update: int
@@ -40,6 +42,7 @@ class Update:
     grad_norm: float | None
     clip_norm: float | None = None
     skipped: bool = False
+    training_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +70,11 @@ class TrainingSession:
     """Observer of a run: keeps the history, evaluates, saves, and stops where it is told to.
 
     The callables are the pipeline's: `read_lr` returns the rate of the update just made, `read_clip_norm` the norm that
-    it was held to, `read_samples` the rows it took, `evaluate` scores the model (None without evaluation data), `save`
-    writes a checkpoint, `prepare` is given the scaler of fp16 and sets the state that the first update starts from,
-    `find_broken_gradient` returns the name of the first parameter whose gradient is not finite, None where that says
-    nothing. `update` counts the updates done, `saved_update` is that of the newest checkpoint, None before there is
-    one.
+    it was held to, `read_samples` the rows it took, `read_training_s` the seconds of training so far, None where they
+    are not known, `evaluate` scores the model (None without evaluation data), `save` writes a checkpoint, `prepare` is
+    given the scaler of fp16 and sets the state that the first update starts from, `find_broken_gradient` returns the
+    name of the first parameter whose gradient is not finite, None where that says nothing. `update` counts the updates
+    done, `saved_update` is that of the newest checkpoint, None before there is one.
     """
 
     window_schedule: WindowSchedule
@@ -85,6 +88,7 @@ class TrainingSession:
     evaluate: Callable[[], EvalResult] | None
     save: Callable[[TrainingSession], Any]
     find_broken_gradient: Callable[[], str | None] = lambda: None
+    read_training_s: Callable[[], float | None] = lambda: None
     pause_clock: Callable[[], None] = lambda: None
     start_clock: Callable[[], None] = lambda: None
     stop_after: int | None = None
@@ -132,6 +136,7 @@ class TrainingSession:
             grad_norm=_finite(result.grad_norm),
             clip_norm=None if result.skipped else self.read_clip_norm(),
             skipped=result.skipped,
+            training_s=self.read_training_s(),
         )
         self.history.append(line)
         self.progress.update(

@@ -19,11 +19,19 @@ class ThroughputMeter:
     not the time of any update. Rows are the first dimension of the model's main input; tokens are those that the
     attention mask keeps, or all positions without one. The sum of the mask stays on its device until `result`, so
     that counting never waits for the GPU. The hook sits on the whole model, whose forward runs once per micro-batch
-    also under gradient checkpointing, which runs only the layers inside again.
+    also under gradient checkpointing, which runs only the layers inside again. `before_s` are the seconds that a
+    resumed run trained before, None where they are not known.
     """
 
-    def __init__(self, model: torch.nn.Module, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        before_s: float | None = 0.0,
+    ) -> None:
         self._clock = clock
+        self._before_s = before_s
         self._started_s: float | None = None
         self._seconds = 0.0
         self._rows = _Count()
@@ -43,6 +51,11 @@ class ThroughputMeter:
             self._started_s = None
             self._rows.close()
             self._tokens.close()
+
+    @property
+    def training_s(self) -> float | None:
+        """Return the seconds of the closed stretches and of `before_s`; None where those are not known."""
+        return None if self._before_s is None else self._before_s + self._seconds
 
     def rows_since_last(self) -> int:
         """Return the rows counted since the last call: those of one update when called once per update."""

@@ -78,7 +78,8 @@ class Run:
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._probe = StepProbe(model, self._optimizer, current_lr)
-        self._meter = ThroughputMeter(model, time.perf_counter)
+        before_s = start.history[-1].training_s if start.history else 0.0
+        self._meter = ThroughputMeter(model, time.perf_counter, before_s=before_s)
         self._whereabouts = Whereabouts(model, self._optimizer)
         self._weight_changes = WeightChanges(model, self._optimizer)
         self._store = CheckpointStore(folder.checkpoints, keep=spec.output.keep, damaged=start.damaged)
@@ -110,6 +111,7 @@ class Run:
             read_lr=lambda: self._probe.last_lr,
             read_clip_norm=lambda: self._clipping.limit,
             read_samples=self._meter.rows_since_last,
+            read_training_s=lambda: self._meter.training_s,
             find_broken_gradient=lambda: broken_gradient(self._model),
             evaluate=self._evaluation(),
             save=self._save_checkpoint,
