@@ -1,0 +1,280 @@
+"""Reads pickles without running anything they name: a small machine of its own for the opcodes. No torch.
+
+Python's unpickler, and torch's restricted one, call what they allow. Here every name that a pickle gives becomes a
+`Name`, and only the functions of ours in `known` are ever called. An instance of any other class becomes an object that
+holds its attributes (`effcli.saved.stand_ins`): no code of that class is imported or run.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from effcli.saved.stand_ins import SavedObject, held
+
+MAX_PICKLE_BYTES = 256 << 20
+"""A larger pickle is not read: the one of a thousand parameters takes under a megabyte, tensors lie outside it."""
+
+_MAX_KEY_DEPTH = 8  # the hash of nested tuples recurses in C, without a check
+_MAX_NUMBER_BITS = 1024
+_VALUES = frozenset(
+    ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+     "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+     "BINBYTES8", "BYTEARRAY8")
+)  # fmt: skip
+"""Opcodes that push their argument."""
+_FIXED = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_MARK = object()
+_DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, RuntimeError)
+
+
+class RefusedPickleError(Exception):
+    """A pickle asks for something that is never done, or is no pickle; the text says what."""
+
+
+class Name:
+    """A global that a pickle names, such as `torch.FloatStorage`; nothing is looked up or imported for it."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+Known = Mapping[str, Callable[..., Any]]
+
+
+class Machine:
+    """Runs the opcodes of one pickle over a stack and a memo.
+
+    `known` are the only functions that are called, by the name that pickles give them; `constants` the values of other
+    names; `storage` turns the persistent id of a tensor's storage into what the functions take.
+    """
+
+    def __init__(self, known: Known, constants: Mapping[str, Any], storage: Callable[[Any], Any] | None = None) -> None:
+        self._known = known
+        self._constants = constants
+        self._storage = storage
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._room = 0
+        self.classes: set[str] = set()
+        """Classes whose instances were read as their attributes."""
+
+    def run(self, file: IO[bytes]) -> Any:
+        """Return the value of the pickle that starts where `file` stands, which then stands behind it.
+
+        Raises:
+            RefusedPickleError: it is damaged, or asks for what only running code could give.
+        """
+        self._stack, self._memo, start = [], {}, file.tell()
+        self._room = MAX_PICKLE_BYTES
+        try:
+            for opcode, argument, position in pickletools.genops(file):
+                if (position or 0) - start > MAX_PICKLE_BYTES:
+                    raise RefusedPickleError(f"its pickle is larger than {MAX_PICKLE_BYTES >> 20} MiB")
+                if opcode.name == "STOP":
+                    return self._stack.pop()
+                self._do(opcode.name, argument)
+        except RefusedPickleError:
+            raise
+        except RecursionError as error:
+            raise RefusedPickleError("its pickle is nested too deeply") from error
+        except _DAMAGE as error:
+            raise RefusedPickleError("its pickle is damaged or no pickle at all") from error
+        raise RefusedPickleError("its pickle has no end")
+
+    def _do(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        if name in _VALUES:
+            if isinstance(argument, int) and argument.bit_length() > _MAX_NUMBER_BITS:
+                raise RefusedPickleError("its pickle holds a number of absurd length")
+            stack.append(argument)
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(self._memo[argument])
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            self._memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            self._memo[len(self._memo)] = stack[-1]
+        elif name in _FIXED:
+            stack.append(_FIXED[name])
+        else:
+            action = getattr(self, f"_{name.lower()}", None)
+            if action is None:
+                raise RefusedPickleError(f"its pickle uses {name}, which tensors and plain values don't need")
+            action(argument)
+
+    def _proto(self, _: Any) -> None: ...
+
+    def _frame(self, _: Any) -> None: ...
+
+    def _mark(self, _: Any) -> None:
+        self._stack.append(_MARK)
+
+    def _pop(self, _: Any) -> None:
+        self._stack.pop()
+
+    def _pop_mark(self, _: Any) -> None:
+        self._marked()
+
+    def _empty_list(self, _: Any) -> None:
+        self._stack.append([])
+
+    def _empty_dict(self, _: Any) -> None:
+        self._stack.append({})
+
+    def _empty_set(self, _: Any) -> None:
+        self._stack.append(set())
+
+    def _list(self, _: Any) -> None:
+        self._stack.append(self._marked())
+
+    def _tuple(self, _: Any) -> None:
+        self._stack.append(tuple(self._marked()))
+
+    def _tuple1(self, _: Any) -> None:
+        self._stack[-1:] = [tuple(self._stack[-1:])]
+
+    def _tuple2(self, _: Any) -> None:
+        self._stack[-2:] = [tuple(self._stack[-2:])]
+
+    def _tuple3(self, _: Any) -> None:
+        self._stack[-3:] = [tuple(self._stack[-3:])]
+
+    def _dict(self, _: Any) -> None:
+        items = self._marked()
+        self._stack.append({})
+        self._set(items)
+
+    def _append(self, _: Any) -> None:
+        item = self._stack.pop()
+        self._extend([item])
+
+    def _appends(self, _: Any) -> None:
+        self._extend(self._marked())
+
+    def _setitem(self, _: Any) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        self._set([key, value])
+
+    def _setitems(self, _: Any) -> None:
+        self._set(self._marked())
+
+    def _additems(self, _: Any) -> None:
+        items = self._marked()
+        target = self._stack[-1]
+        if type(target) is not set:
+            raise RefusedPickleError("its pickle adds to something that is no set")
+        target.update(checked_key(item) for item in items)
+
+    def _frozenset(self, _: Any) -> None:
+        self._stack.append(frozenset(checked_key(item) for item in self._marked()))
+
+    def _global(self, argument: str) -> None:
+        self._push_name(argument.replace(" ", ".", 1))
+
+    def _stack_global(self, _: Any) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise RefusedPickleError("its pickle names a global by something that is no text")
+        self._push_name(f"{module}.{name}")
+
+    def _push_name(self, text: str) -> None:
+        self._stack.append(self._constants[text] if text in self._constants else Name(text))
+
+    def _reduce(self, _: Any) -> None:
+        arguments = self._stack.pop()
+        function = self._stack.pop()
+        if not isinstance(arguments, tuple):
+            raise RefusedPickleError("its pickle is damaged")
+        self._stack.append(self.call(function, arguments))
+
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """Return what one of the known functions makes of the arguments.
+
+        Raises:
+            RefusedPickleError: `function` is none of them.
+        """
+        if not isinstance(function, Name):
+            raise RefusedPickleError("its pickle calls something that is no function")
+        if function.text not in self._known:
+            raise RefusedPickleError(f"it asks to run {shown(function.text)}")
+        self._room -= sum(len(argument) for argument in arguments if isinstance(argument, str | bytes | list | dict))
+        if self._room < 0:  # a value that is passed again and again takes the memory of many
+            raise RefusedPickleError("it would take far more memory than its size")
+        return self._known[function.text](*arguments)
+
+    def _newobj(self, _: Any) -> None:
+        arguments = self._stack.pop()
+        self._stack.append(self._new(self._stack.pop(), arguments, {}))
+
+    def _newobj_ex(self, _: Any) -> None:
+        keywords, arguments = self._stack.pop(), self._stack.pop()
+        self._stack.append(self._new(self._stack.pop(), arguments, keywords))
+
+    def _new(self, cls: Any, arguments: Any, keywords: Any) -> Any:
+        if not isinstance(cls, Name) or not isinstance(arguments, tuple) or not isinstance(keywords, dict):
+            raise RefusedPickleError("its pickle makes an object of something that is no class")
+        if cls.text in self._known:
+            return self.call(cls, arguments)
+        self.classes.add(cls.text)
+        attributes = {**keywords, **({"arguments": arguments} if arguments else {})}
+        return held(cls.text, SavedObject, attributes)
+
+    def _build(self, _: Any) -> None:
+        state = self._stack.pop()
+        target = self._stack[-1]
+        if isinstance(target, SavedObject):
+            target.take(state)
+        elif hasattr(type(target), "take_pickled"):
+            target.take_pickled(state)
+        elif type(target) is not dict:  # attributes of an OrderedDict say nothing here
+            raise RefusedPickleError("its pickle sets attributes of something that is no object")
+
+    def _binpersid(self, _: Any) -> None:
+        if self._storage is None:
+            raise RefusedPickleError("its pickle refers to something outside it")
+        self._stack.append(self._storage(self._stack.pop()))
+
+    def _marked(self) -> list[Any]:
+        """Return what lies above the last mark, and take both off the stack."""
+        for position in range(len(self._stack) - 1, -1, -1):
+            if self._stack[position] is _MARK:
+                items = self._stack[position + 1 :]
+                del self._stack[position:]
+                return items
+        raise RefusedPickleError("its pickle is damaged")
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is not list:
+            raise RefusedPickleError("its pickle appends to something that is no list")
+        target.extend(items)
+
+    def _set(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is not dict:
+            raise RefusedPickleError("its pickle sets items of something that is no mapping")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[checked_key(key)] = value
+
+
+def checked_key(key: Any, depth: int = 0) -> Any:
+    """Return a key of a mapping.
+
+    Raises:
+        RefusedPickleError: it is nested deeper than any real one.
+    """
+    if isinstance(key, tuple):
+        if depth > _MAX_KEY_DEPTH:
+            raise RefusedPickleError("a key in its pickle is nested too deeply")
+        for part in key:
+            checked_key(part, depth + 1)
+    return key
+
+
+def shown(name: str) -> str:
+    """Return the name of a global as a message shows it: printable, in one line, of bounded length."""
+    text = "".join(character if character.isprintable() else "?" for character in name)
+    return f"'{text if len(text) <= 80 else text[:77] + '...'}'"

@@ -1,0 +1,35 @@
+"""What is read of a saved optimizer, whatever the file: states by label, groups, and where it comes from. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Pieces = Callable[[], Iterator["torch.Tensor"]]
+"""Reads a tensor that lies in several places: yields its parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedOptimizer:
+    """One optimizer's saved state, not read but mapped.
+
+    `format` says in words what kind of file or folder it is, `path` is what was read. `states` are by label: the
+    parameter's name where `names_known`, else the number that `state_dict` gives it. `groups` are the `param_groups`
+    without `params`, `members` the labels of each. `shards` counts the files it is spread over; tensors of sharded
+    checkpoints are on the meta device, and `pieces` reads them, by label and state name. `notes` are sentences.
+    """
+
+    format: str
+    path: Path
+    states: dict[str, dict[str, Any]]
+    groups: tuple[dict[str, Any], ...]
+    members: tuple[tuple[str, ...], ...]
+    names_known: bool
+    shards: int = 1
+    notes: tuple[str, ...] = ()
+    pieces: Mapping[tuple[str, str], Pieces] = field(default_factory=dict, repr=False)

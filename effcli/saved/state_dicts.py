@@ -1,0 +1,171 @@
+"""Finds optimizers inside what a file holds, and gives their states labels and plain groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from effcli.errors import DataError
+from effcli.saved.numbers import SavedArray
+from effcli.units import count, cut, listed
+
+_DEPTH = 5
+_MOST_VALUES = 4096
+PART = "::"
+"""Between a path and the dotted key of one of several optimizers in the file."""
+_NAMES = ("param_names", "names")
+"""Keys of a group that hold its parameters' names: torch's own (2.6 and later), and effcli's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundState:
+    """A mapping with `state` and `param_groups`, and the keys that lead to it."""
+
+    keys: tuple[str, ...]
+    state_dict: Mapping[Any, Any]
+
+
+def find_optimizers(value: Any) -> list[FoundState]:
+    """Return the optimizers inside nested mappings and lists, outermost first."""
+    return list(_search(value, (), set()))
+
+
+def _search(value: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[FoundState]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping) and is_optimizer(value):
+        yield FoundState(keys=keys, state_dict=value)
+        return
+    if len(keys) >= _DEPTH:
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for position, (key, inner) in enumerate(items):
+        if position >= _MOST_VALUES:
+            return
+        if isinstance(inner, Mapping | list):
+            yield from _search(inner, (*keys, cut(str(key))), seen)
+
+
+def is_optimizer(value: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is the `state_dict` of an optimizer."""
+    groups = value.get("param_groups")
+    return isinstance(value.get("state"), Mapping) and isinstance(groups, list | tuple)
+
+
+def choose(found: list[FoundState], wanted: str | None, what: str, value: Any) -> tuple[FoundState, tuple[str, ...]]:
+    """Return the optimizer to take, and a note where there are others; `wanted` is the dotted key of one.
+
+    Raises:
+        DataError: there is none, or none under that key.
+    """
+    if not found:
+        raise DataError(f"{what} holds no optimizer state: {held_instead(value)}")
+    names = [".".join(each.keys) for each in found]
+    if wanted is not None:
+        if wanted not in names:
+            raise DataError(f"{what} holds no optimizer under '{cut(wanted)}'; it has {_quoted(names)}")
+        return found[names.index(wanted)], ()
+    if len(found) == 1:
+        return found[0], ()
+    others = f"Add '{PART}{names[1]}' to the path for another."
+    return found[0], (f"It holds {len(found)} optimizers: {_quoted(names)}; this is the first. {others}",)
+
+
+def _quoted(names: list[str]) -> str:
+    return listed([f"'{cut(name)}'" if name else "one at its top" for name in names], 6)
+
+
+def held_instead(value: Any) -> str:
+    """Return in words what a file holds that is no optimizer."""
+    if isinstance(value, torch.Tensor):
+        return "it is a tensor"
+    if not isinstance(value, Mapping):
+        return f"it is {'a list' if isinstance(value, list) else 'an object'} of something else"
+    tensors = sum(isinstance(inner, torch.Tensor) for inner in value.values())
+    if tensors and tensors * 2 >= len(value):
+        return f"it holds weights, {count(tensors, 'tensor')}"
+    keys = [f"'{cut(str(key), 30)}'" for key in list(value)[:64] if isinstance(key, str | int)]
+    return f"its keys are {listed(keys, 6)}" if keys else "it is empty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """States by label, groups without `params`, the labels of each group, and whether they are names."""
+
+    states: dict[str, dict[str, Any]]
+    groups: tuple[dict[str, Any], ...]
+    members: tuple[tuple[str, ...], ...]
+    names_known: bool
+
+
+def labelled(state_dict: Mapping[Any, Any], what: str) -> Labelled:
+    """Return the states of a `state_dict` by the names of their parameters, or by their numbers.
+
+    Names come from the groups' `param_names` or `names`, or are the keys themselves, as `get_optimizer_state_dict`
+    writes them.
+
+    Raises:
+        DataError: its groups are none.
+    """
+    groups: list[Mapping[Any, Any]] = list(state_dict["param_groups"])
+    if not all(isinstance(group, Mapping) and isinstance(group.get("params", []), list) for group in groups):
+        raise DataError(f"{what} is damaged: its param_groups are no groups of parameters")
+    names: dict[Any, str] = {}
+    members: list[tuple[str, ...]] = []
+    known = bool(groups)
+    for group in groups:
+        params = [key for key in group.get("params", []) if isinstance(key, str | int)]
+        given = next((group[key] for key in _NAMES if _are_names(group.get(key), len(params))), None)
+        known = known and (given is not None or all(isinstance(key, str) for key in params))
+        labels = given if given is not None else [str(key) for key in params]
+        names.update(zip(params, labels, strict=True))
+        members.append(tuple(labels))
+    if len(set(names.values())) < len(names):  # names that tell nothing apart
+        names, known = {key: str(key) for key in names}, False
+        members = [tuple(str(key) for key in group.get("params", [])) for group in groups]
+    return Labelled(
+        states=_states(state_dict["state"], names),
+        groups=tuple({str(k): plain(v) for k, v in group.items() if k not in ("params", *_NAMES)} for group in groups),
+        members=tuple(members),
+        names_known=known,
+    )
+
+
+def _are_names(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length and all(isinstance(name, str) for name in value)
+
+
+def _states(state: Mapping[Any, Any], names: Mapping[Any, str]) -> dict[str, dict[str, Any]]:
+    """Return the states by label; what belongs to the whole optimizer is under its own key, as in a live one."""
+    states: dict[str, dict[str, Any]] = {}
+    for key, own in state.items():
+        name = names.get(key) if isinstance(key, str | int) else None
+        text = name if name is not None else str(key) if isinstance(key, str | int) else "other"
+        states[text] = dict(own) if isinstance(own, Mapping) else {text: own}
+    return states
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return a setting of a group as a plain value; a tensor of one element as its number, anything odd as its kind."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        lone = type(value) is torch.Tensor and value.numel() == 1 and value.device.type != "meta"
+        return value.item() if lone else f"tensor of shape {tuple(value.shape)}"
+    if depth >= 4:
+        return "..."
+    if isinstance(value, list | tuple):
+        items = [plain(item, depth + 1) for item in value[:_MOST_VALUES]]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        return {
+            cut(str(key)) if isinstance(key, str | int) else "...": plain(inner, depth + 1)
+            for key, inner in list(value.items())[:_MOST_VALUES]
+        }
+    if isinstance(value, SavedArray):
+        return "array"
+    return type(value).__name__

@@ -1,0 +1,193 @@
+"""The functions and names that pickles of tensors need, rewritten to build mapped tensors and check every number.
+
+Their signatures are those of `torch._utils` (2.13), under whose names pickles ask for them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from effcli.saved.machine import Machine, Name, RefusedPickleError
+from effcli.saved.numbers import NUMPY
+from effcli.saved.stand_ins import stand_in
+
+_MOST = 1 << 62
+_STORAGE_TYPES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+    "ComplexDoubleStorage": torch.complex128, "ComplexFloatStorage": torch.complex64,
+    "UntypedStorage": torch.uint8, "storage.UntypedStorage": torch.uint8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageType:
+    """A class of storages, as a pickle names it; an untyped one counts in bytes."""
+
+    dtype: torch.dtype
+
+
+CONSTANTS: dict[str, Any] = {
+    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
+    **{
+        f"torch{device}.{name}": StorageType(dtype=dtype)
+        for name, dtype in _STORAGE_TYPES.items()
+        for device in ("", ".cuda")
+    },
+}
+"""Name in a pickle -> its value: dtypes and classes of storages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedStorage:
+    """A storage of a file, mapped, and the dtype under which a pickle refers to it."""
+
+    storage: torch.UntypedStorage
+    dtype: torch.dtype
+
+
+class SavedTensor(torch.Tensor):
+    """An instance of a tensor subclass that was not imported: its outer shape and dtype, and the tensors inside it.
+
+    The name of its type is that of the class. Nothing can be computed with it.
+    """
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Return the names of the attributes that hold tensors, as torch's wrapper subclasses do."""
+        return list(vars(self)), None
+
+    def __repr__(self) -> str:
+        """Return class, shape and dtype."""
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse: what the class would do is not known."""
+        raise NotImplementedError(f"a saved {cls.__name__} is a description; nothing can be computed with it")
+
+
+def saved_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, inner: Mapping[str, torch.Tensor]) -> Any:
+    """Return a stand-in for an instance of the tensor subclass `name` that holds the tensors `inner`."""
+    numel_of(shape)
+    tensor = torch.Tensor._make_wrapper_subclass(stand_in(name, SavedTensor), shape, dtype=dtype, device="cpu")
+    for key, value in inner.items():
+        taken = key.startswith("__") or inspect.isdatadescriptor(getattr(torch.Tensor, key, None))
+        vars(tensor)[f"of{key}" if taken else key] = value
+    return tensor
+
+
+def numel_of(shape: Any) -> int:
+    """Return the number of elements of a shape out of a pickle.
+
+    Raises:
+        RefusedPickleError: it is no shape, or one that no tensor can have.
+    """
+    if not isinstance(shape, tuple) or len(shape) > 64 or not all(type(side) is int and side >= 0 for side in shape):
+        raise RefusedPickleError("it holds a tensor of an impossible shape")
+    count = math.prod(shape)
+    if count >= _MOST or any(side >= _MOST for side in shape):
+        raise RefusedPickleError("it holds a tensor of an impossible shape")
+    return count
+
+
+def view(saved: Any, offset: Any, shape: Any, stride: Any, dtype: Any = None) -> torch.Tensor:
+    """Return a tensor on a mapped storage.
+
+    Raises:
+        RefusedPickleError: it reaches behind the storage, or is none.
+    """
+    if not isinstance(saved, SavedStorage) or not isinstance(stride, tuple):
+        raise RefusedPickleError("it holds a tensor without a storage")
+    dtype = saved.dtype if dtype is None else dtype
+    count = numel_of(shape)
+    numel_of(stride)
+    numel_of((offset,))
+    last = offset + sum((side - 1) * step for side, step in zip(shape, stride, strict=True)) if count else offset - 1
+    if (last + 1) * dtype.itemsize > saved.storage.nbytes():
+        raise RefusedPickleError("it holds a tensor that reaches behind its bytes")
+    tensor = torch.empty(0, dtype=dtype, device=saved.storage.device)
+    with torch.no_grad():
+        tensor.set_(saved.storage, offset, shape, stride)
+    return tensor
+
+
+def _tensor_v2(saved: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> torch.Tensor:
+    return view(saved, offset, shape, stride)
+
+
+def _tensor_v3(saved: Any, offset: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> Any:
+    if not isinstance(dtype, torch.dtype):
+        raise RefusedPickleError("it holds a tensor without a dtype")
+    return view(saved, offset, shape, stride, dtype)
+
+
+def _meta_tensor(dtype: Any, shape: Any, stride: Any, *_: Any) -> torch.Tensor:
+    numel_of(shape)
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def _sparse_tensor(_layout: Any, data: Any) -> Any:
+    *parts, shape = data[:3] if len(data) <= 4 and len(data[:3]) == 3 else data[:4]
+    names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
+    inner = {name: _checked(part) for name, part in zip(names, parts, strict=True)}
+    return saved_tensor("torch.sparse", tuple(shape), inner["values"].dtype, inner)
+
+
+def _checked(tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise RefusedPickleError("it holds something that is no tensor where one belongs")
+    return tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wrapper:
+    """What `_rebuild_wrapper_subclass` is given, until the attributes are known."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _wrapper(cls: Any, dtype: Any, shape: Any, *_: Any) -> _Wrapper:
+    if not isinstance(cls, Name) or not isinstance(dtype, torch.dtype):
+        raise RefusedPickleError("it holds a tensor of a class without a name")
+    return _Wrapper(name=cls.text, dtype=dtype, shape=tuple(shape))
+
+
+def tensor_functions(machine: Callable[[], Machine]) -> dict[str, Callable[..., Any]]:
+    """Return the functions that pickles of tensors call, by name; `machine` returns the one that runs them."""
+
+    def of_type(function: Any, _cls: Any, arguments: Any, state: Any) -> Any:
+        """Return a tensor with attributes; for a wrapper those that are tensors are what it holds."""
+        if not isinstance(arguments, tuple):
+            raise RefusedPickleError("its pickle is damaged")
+        made = machine().call(function, arguments)
+        if not isinstance(made, _Wrapper):
+            return _checked(made)
+        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        attributes = {str(k): v for part in parts if isinstance(part, dict) for k, v in part.items()}
+        inner = {name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}
+        machine().classes.add(made.name)
+        return saved_tensor(made.name, made.shape, made.dtype, inner)
+
+    return {
+        **NUMPY,
+        "torch._utils._rebuild_tensor": _tensor_v2,
+        "torch._utils._rebuild_tensor_v2": _tensor_v2,
+        "torch._utils._rebuild_tensor_v3": _tensor_v3,
+        "torch._utils._rebuild_parameter": lambda data, *_: _checked(data),
+        "torch._utils._rebuild_parameter_with_state": lambda data, *_: _checked(data),
+        "torch._utils._rebuild_device_tensor_from_cpu_tensor": lambda data, *_: _checked(data),
+        "torch._utils._rebuild_meta_tensor_no_storage": _meta_tensor,
+        "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
+        "torch._utils._rebuild_wrapper_subclass": _wrapper,
+        "torch._tensor._rebuild_from_type_v2": of_type,
+        "torch.serialization._get_layout": str,
+    }
