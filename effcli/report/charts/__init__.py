@@ -1,0 +1,1 @@
+"""Charts of reports: each file describes one kind; pages and pictures share them."""

@@ -1,0 +1,148 @@
+"""Live bytes over an update as a stacked chart: bands of phases, categories, the peak, and values under the pointer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from effcli.report.charts.look import LAYERS, layer_colours, values
+from effcli.report.skyline import total_bytes
+from effcli.report.text import common_unit
+from effcli.units import Phase, format_bytes
+
+if TYPE_CHECKING:
+    from effcli.memory.plan import MemoryPlan, TimelinePoint
+
+_LETTER = 7
+"""Width of a letter of a phase's name in pixels; a name that does not fit its band is left out."""
+
+
+def live_chart(
+    plan: MemoryPlan,
+    *,
+    width: int | str,
+    height: int,
+    ink: str,
+    legend: bool,
+    highest_bytes: int | None = None,
+    measured_bytes: int | None = None,
+) -> Any:
+    """Return the chart of a plan with a timeline, its measured peak as a rule where it is given.
+
+    `highest_bytes` is what the scale reaches at least, so that charts side by side have the same.
+    """
+    import altair as alt
+
+    points = plan.timeline
+    highest = max(*map(total_bytes, points), highest_bytes or 0, measured_bytes or 0)
+    unit, unit_name = common_unit(highest)
+    rows = [_moment(index, point, unit) for index, point in enumerate(points)]
+    rows.append({**rows[-1], "moment": len(points)})  # a step ends where the next point is
+    names = [name for name, _ in LAYERS.values()]
+    moment = alt.X("moment:Q", axis=None, scale=alt.Scale(domain=[0, len(points)], nice=False))
+    y_scale = alt.Scale(domain=[0, highest / unit]) if highest_bytes else alt.Undefined
+    areas = (
+        alt.Chart(values(rows))
+        .transform_fold(names, as_=["category", "bytes"])
+        .transform_calculate(order=f"indexof({json.dumps(names)}, datum.category)")
+        .mark_area(interpolate="step-after")
+        .encode(
+            x=moment,
+            y=alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=y_scale),
+            color=layer_colours("category", LAYERS.values(), legend=legend),
+            order=alt.Order("order:Q"),
+        )
+    )
+    pointed = alt.selection_point(on="pointerover", clear="pointerout", fields=["moment"], empty=False)
+    told = ["update:N", "phase:N", *(f"{name}:Q" for name in (*names, "total"))]
+    hover = (
+        alt.Chart(values(rows))
+        .mark_rect(color=ink)
+        .encode(
+            x=moment,
+            x2="end:Q",
+            opacity=alt.condition(pointed, alt.value(0.3), alt.value(0)),
+            tooltip=[alt.Tooltip(value, format=",.2f" if value.endswith(":Q") else "") for value in told],
+        )
+        .add_params(pointed)
+    )
+    measured = () if measured_bytes is None else _measured(measured_bytes, unit, ink)
+    return alt.layer(*_bands(points, moment, ink), areas, *_peak(plan, moment, unit, ink), *measured, hover).properties(
+        width=width, height=height
+    )
+
+
+def _bands(points: Sequence[TimelinePoint], moment: Any, ink: str) -> Iterable[Any]:
+    """Yield the shading of backward phases, the names of the phases above it, and of the updates above those."""
+    import altair as alt
+
+    phases = _stretches(points, lambda point: (point.update, point.micro, point.phase))
+    updates = _stretches(points, lambda point: point.update)
+    shaded = [{"moment": start, "end": end} for start, end, point in phases if point.phase == Phase.BACKWARD]
+    yield alt.Chart(values(shaded)).mark_rect(color=ink, opacity=0.06).encode(x=moment, x2="end:Q")
+    for stretches, names, height, weight in (
+        (phases, [str(point.phase) for _, _, point in phases], -8, "normal"),
+        (updates, ["later updates" if point.update else "first update" for _, _, point in updates], -26, "bold"),
+    ):
+        texts = [
+            {"moment": start, "text": name, "share": (end - start) / len(points), "room": _LETTER * len(name)}
+            for (start, end, _), name in zip(stretches, names, strict=True)
+        ]
+        yield (
+            alt.Chart(values(texts))
+            .transform_filter("datum.share * width > datum.room")
+            .mark_text(align="left", dx=3, color=ink, fontSize=12, fontWeight=weight)
+            .encode(x=moment, y=alt.value(height), text="text:N")
+        )
+
+
+def _peak(plan: MemoryPlan, moment: Any, unit: int, ink: str) -> Iterable[Any]:
+    """Yield a dot and a text at the highest moment."""
+    import altair as alt
+
+    totals = [total_bytes(point) for point in plan.timeline]
+    highest = totals.index(max(totals))
+    at_left = highest < len(totals) / 2
+    row = {"moment": highest + 0.5, "total": totals[highest] / unit, "text": f"peak {format_bytes(totals[highest])}"}
+    base = alt.Chart(values([row])).encode(x=moment, y="total:Q")
+    yield base.mark_point(color=ink, filled=True, size=60, opacity=1)
+    yield base.mark_text(
+        color=ink, fontSize=13, fontWeight="bold", align="left" if at_left else "right", dx=8 if at_left else -8, dy=-8
+    ).encode(text="text:N")
+
+
+def _measured(num_bytes: int, unit: int, ink: str) -> Iterable[Any]:
+    """Yield a line across the chart at the measured peak, with a text at its left end."""
+    import altair as alt
+
+    base = alt.Chart(values([{"total": num_bytes / unit, "text": f"measured peak {format_bytes(num_bytes)}"}]))
+    yield base.mark_rule(color=ink, strokeDash=[5, 3], opacity=0.8).encode(y="total:Q")
+    yield base.mark_text(color=ink, fontSize=12, align="left", dx=4, dy=-7).encode(
+        x=alt.value(0), y="total:Q", text="text:N"
+    )
+
+
+def _stretches(
+    points: Sequence[TimelinePoint], key: Callable[[TimelinePoint], object]
+) -> list[tuple[int, int, TimelinePoint]]:
+    """Return where neighbours with the same key begin and end, and the first of them."""
+    stretches, start = [], 0
+    for _, group in groupby(points, key):
+        members = list(group)
+        stretches.append((start, start + len(members), members[0]))
+        start += len(members)
+    return stretches
+
+
+def _moment(index: int, point: TimelinePoint, unit: int) -> dict[str, Any]:
+    """Return one moment as a row of data, amounts in `unit`."""
+    return {
+        "moment": index,
+        "end": index + 1,
+        "update": "later" if point.update else "first",
+        "phase": point.phase,
+        **{name: getattr(point, f"{category}_bytes") / unit for category, (name, _) in LAYERS.items()},
+        "total": total_bytes(point) / unit,
+    }

@@ -1,0 +1,140 @@
+"""Loss curves: every loss faint, their running mean clear, evaluations as dots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from effcli.report.charts.look import values
+from effcli.report.charts.names import Named, key_scale
+from effcli.report.charts.series import Point, evaluations, losses, points_per_run, smoothed, thinned, window_of
+from effcli.units import count
+
+Against = Literal["updates", "time"]
+_HEIGHT = 280
+_LOGARITHMIC = 30
+"""Where the highest smoothed loss is so many times the lowest, the scale is logarithmic."""
+_UNITS_OF_TIME = ((7200, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
+
+
+def loss_chart(names: Sequence[Named], against: Against, *, width: int | str, ink: str, legend: bool) -> Any | None:
+    """Return the losses of all runs; None where no run has one, or none says when its updates ended."""
+    import altair as alt
+
+    scale, title = _scale(names, against)
+    if scale is None:
+        return None
+    means = list(_rows(names, smoothed, scale))
+    levels = [row["loss"] for row in means]
+    logarithmic = min(levels) > 0 and max(levels) > _LOGARITHMIC * min(levels)
+    x = alt.X("x:Q", title=title, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=6))
+    y_scale = alt.Scale(type="log", zero=False) if logarithmic else alt.Scale(zero=False)
+    y = alt.Y("loss:Q", title=f"loss{' (logarithmic)' if logarithmic else ''}", scale=y_scale)
+    lines = {"x": x, "y": y, "detail": "run:N", **key_scale(names, legend=legend, dashes=True)}
+    most = points_per_run(sum(len(named.runs) for named in names))
+    raw = alt.Chart(values(_rows(names, lambda points: thinned(points, most), scale, positive=logarithmic)))
+    told = [
+        alt.Tooltip("optimizer:N"),
+        alt.Tooltip("seed:Q"),
+        alt.Tooltip("update:Q", format=","),
+        alt.Tooltip("seconds:Q", format=",.2f"),
+    ]
+    dots = alt.Chart(values(_evaluation_rows(names, scale, positive=logarithmic)))
+    colour = key_scale(names, legend=False)
+    return alt.layer(
+        raw.mark_line(strokeWidth=1, opacity=0.28).encode(**lines),
+        alt.Chart(values(means)).mark_line(strokeWidth=2).encode(**lines),
+        dots.mark_point(filled=True, size=55, opacity=1, stroke=ink, strokeWidth=1).encode(
+            x=x, y=y, tooltip=[*told, alt.Tooltip("loss:Q", title="evaluation loss", format=".4f")], **colour
+        ),
+        alt.Chart(values(means))
+        .mark_point(size=50, opacity=0)
+        .encode(x=x, y=y, tooltip=[*told, alt.Tooltip("loss:Q", title="mean loss", format=".4f")], **colour),
+    ).properties(width=width, height=_HEIGHT, description=_in_words(names, against))
+
+
+def how_drawn(names: Sequence[Named]) -> str:
+    """Return how losses were smoothed and thinned, in a sentence or two."""
+    lengths = sorted({len(losses(run)) for named in names for _, run in named.runs} - {0})
+    if not lengths:
+        return ""
+    windows = sorted({window_of(length) for length in lengths})
+    span = " to ".join(f"{window:,}" for window in dict.fromkeys((windows[0], windows[-1])))
+    noun = "update" if windows[-1] == 1 else "updates"
+    text = f"Lines: mean of the last {span} {noun}; faint: each update; dots: evaluation loss."
+    most = points_per_run(sum(len(named.runs) for named in names))
+    if lengths[-1] <= most:
+        return text
+    return f"{text} Of {count(lengths[-1], 'update')} the lowest and highest of each stretch are drawn, {most:,} a run."
+
+
+def without_time(names: Sequence[Named]) -> list[str]:
+    """Return the names with a run that has losses but does not say when its updates ended."""
+    return [named.name for named in names if any(_untimed(losses(run)) for _, run in named.runs)]
+
+
+def _untimed(points: Sequence[Point]) -> bool:
+    return bool(points) and all(point.training_s is None for point in points)
+
+
+def _scale(names: Sequence[Named], against: Against) -> tuple[Callable[[Point], float | None] | None, str]:
+    """Return what reads the place of a point on the axis, and the axis's title; None where there is no point."""
+    points = [point for named in names for _, run in named.runs for point in losses(run)]
+    if against == "updates":
+        return (lambda point: point.update) if points else None, "updates"
+    seconds = [point.training_s for point in points if point.training_s is not None]
+    if not seconds:
+        return None, "time"
+    _, unit, name = next(known for known in _UNITS_OF_TIME if max(seconds) >= known[0])
+    return (lambda point: None if point.training_s is None else point.training_s / unit), f"{name} of training"
+
+
+def _rows(
+    names: Sequence[Named],
+    chosen: Callable[[Sequence[Point]], Iterable[Point]],
+    scale: Callable[[Point], float | None],
+    *,
+    positive: bool = False,
+) -> Iterable[dict[str, Any]]:
+    """Yield the chosen losses of every run as rows; `positive` leaves out what a logarithmic scale cannot show."""
+    for named in names:
+        for number, (seed, run) in enumerate(named.runs):
+            for point in chosen(losses(run)):
+                yield from _row(named, number, seed, point, scale, positive=positive)
+
+
+def _evaluation_rows(
+    names: Sequence[Named], scale: Callable[[Point], float | None], *, positive: bool
+) -> Iterable[dict[str, Any]]:
+    for named in names:
+        for number, (seed, run) in enumerate(named.runs):
+            for point in evaluations(run):
+                yield from _row(named, number, seed, point, scale, positive=positive)
+
+
+def _row(
+    named: Named, number: int, seed: int, point: Point, scale: Callable[[Point], float | None], *, positive: bool
+) -> Iterable[dict[str, Any]]:
+    place = scale(point)
+    if place is None or (positive and point.loss <= 0):
+        return
+    yield {
+        "key": named.key,
+        "run": f"{named.key}r{number}",
+        "optimizer": named.name,
+        "seed": seed,
+        "update": point.update,
+        "seconds": point.training_s,
+        "x": place,
+        "loss": point.loss,
+    }
+
+
+def _in_words(names: Sequence[Named], against: Against) -> str:
+    ends = (
+        f"{named.name} from {points[0].loss:.4f} to {points[-1].loss:.4f}"
+        for named in names
+        for _, run in named.runs
+        if (points := losses(run))
+    )
+    return f"Training loss against {against}: {'; '.join(ends)}"

@@ -1,0 +1,168 @@
+"""Bars of the peak by component: a predicted and a measured one for each name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from effcli.report.charts.look import LAYERS, REST, layer_colours, values
+from effcli.report.charts.names import Named
+from effcli.report.text import common_unit, in_unit
+from effcli.units import Category, Phase, format_bytes
+
+if TYPE_CHECKING:
+    from effcli.measure.record import RunRecord
+    from effcli.memory.plan import MemoryPlan, PhaseBytes
+
+SIDES = {"p": "predicted", "m": "measured"}
+_STEP = 22
+_ROOM = 84
+_ROOM_OF_REMARK = 150
+"""Pixels to the right of the longest bar, for its total, and where this needs a remark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar: what it shows, its parts with their bytes from the left, and what the text at its end adds."""
+
+    side: str
+    parts: tuple[tuple[str, int], ...]
+    remark: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum of the parts."""
+        return sum(num_bytes for _, num_bytes in self.parts)
+
+
+def peak_of(plan: MemoryPlan | None) -> PhaseBytes | None:
+    """Return the phase that holds the peak of a plan; None where no activations were traced."""
+    if plan is None or plan.peak_phase is None:
+        return None
+    return (plan.first_phases if plan.peak_update == "first" else plan.phases).get(plan.peak_phase)
+
+
+def predicted_bar(run: RunRecord) -> Bar:
+    """Return the parts of the planned peak, or what is held before activations where no peak was planned."""
+    peak = peak_of(run.optimizer.plan)
+    if peak is not None:
+        amounts = {category: getattr(peak, f"{category}_bytes") or 0 for category in LAYERS}
+        return Bar(side="p", parts=tuple((LAYERS[category][0], amounts[category]) for category in LAYERS))
+    held = (run.model.weights_bytes, run.optimizer.state_bytes, run.model.gradients_bytes)
+    parts = tuple((LAYERS[category][0], amount) for category, amount in zip(LAYERS, held, strict=False))
+    return Bar(side="p", parts=parts, remark="so far known")
+
+
+def measured_bar(run: RunRecord) -> Bar | None:
+    """Return what was measured: weights and state, gradients where they are whole, and the rest of the peak.
+
+    Nobody measures what the rest of a peak is for. In the backward phase gradients exist in part only, so they count
+    as rest there; in the step all of them exist.
+    """
+    measured = run.measured
+    if measured is None:
+        return None
+    known = [(Category.WEIGHTS, measured.weights_bytes), (Category.OPTIMIZER_STATE, measured.optimizer_state_bytes)]
+    plan, peak_bytes = run.optimizer.plan, measured.peak_allocated_bytes
+    if peak_bytes is None or (plan is not None and plan.peak_phase == Phase.STEP):
+        known.append((Category.GRADIENTS, measured.gradients_bytes))
+    parts = [(LAYERS[category][0], num_bytes) for category, num_bytes in known if num_bytes is not None]
+    if peak_bytes is None:
+        return Bar(side="m", parts=tuple(parts), remark="without peak")
+    rest = peak_bytes - sum(num_bytes for _, num_bytes in parts)
+    return Bar(side="m", parts=(*parts, (REST[0], rest)) if rest >= 0 else ((REST[0], peak_bytes),))
+
+
+def planned_for_profiled(run: RunRecord) -> int | None:
+    """Return the planned peak of the profiled batch where that is not the batch whose parts are drawn."""
+    profiled, plan = run.measured.profiled if run.measured else None, run.optimizer.plan
+    planned = profiled.planned_peak_allocated_bytes if profiled else None
+    return planned if plan is not None and planned != plan.peak_allocated_bytes else None
+
+
+def bars_of(run: RunRecord) -> tuple[Bar, ...]:
+    """Return the predicted bar and, after a run, the measured one."""
+    measured = measured_bar(run)
+    return (predicted_bar(run), measured) if measured else (predicted_bar(run),)
+
+
+def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: bool) -> Any | None:
+    """Return the bars of all names that have a run; None where no name has one."""
+    import altair as alt
+
+    shown = [(named, run) for named in names if (run := named.run) is not None]
+    if not shown:
+        return None
+    bars = {named.key: bars_of(run) for named, run in shown}
+    largest = max(1, *(bar.total_bytes for own in bars.values() for bar in own))
+    unit, unit_name = common_unit(largest)
+    rows = [f"{key}{side}" for key, own in bars.items() for side in ("h", *(bar.side for bar in own))]
+    scale = alt.Scale(domain=rows, paddingInner=0.25, paddingOuter=0.1)
+    labels = f"{{h: '', p: '{SIDES['p']}', m: '{SIDES['m']}'}}[slice(datum.label, -1)]"
+    axis = alt.Axis(labelExpr=labels, title=None, ticks=False, domain=False, labelPadding=8)
+    y = alt.Y("row:N", sort=None, scale=scale, axis=axis)
+    room = _ROOM_OF_REMARK if any(bar.remark for own in bars.values() for bar in own) else _ROOM
+    longest = alt.ExprRef(f"{largest / unit} * width / max(width - {room}, 40)")
+    x_scale = alt.Scale(domainMin=0, domainMax=longest, nice=False)
+    x = alt.X("start:Q", title=unit_name, scale=x_scale, axis=alt.Axis(tickCount=5))
+    parts = (
+        alt.Chart(values(_part_rows(shown, bars, unit)))
+        .mark_bar()
+        .encode(
+            x=x,
+            x2="end:Q",
+            y=y,
+            color=layer_colours("part", (*LAYERS.values(), REST), legend=legend),
+            tooltip=[alt.Tooltip(f"{field}:N") for field in ("optimizer", "side", "part", "amount")],
+        )
+    )
+    heads = alt.Chart(values({"row": f"{named.key}h", "text": named.name} for named, _ in shown))
+    heading = heads.mark_text(align="left", baseline="middle", color=ink, fontWeight="bold", fontSize=13, dy=3)
+    totals = alt.Chart(values(_total_rows(bars, unit, unit_name))).mark_text(align="left", dx=6, color=ink, fontSize=12)
+    layers = [
+        parts,
+        heading.encode(x=alt.value(0), y=y, text="text:N"),
+        totals.encode(x=alt.X("start:Q", scale=x_scale), y=y, text="text:N"),
+    ]
+    ticks = [
+        {"row": f"{named.key}m", "start": planned / unit, "amount": format_bytes(planned)}
+        for named, run in shown
+        if (planned := planned_for_profiled(run)) is not None
+    ]
+    if ticks:
+        marks = alt.Chart(values(ticks)).mark_tick(color=ink, thickness=2, size=_STEP)
+        layers.append(marks.encode(x="start:Q", y=y, tooltip=alt.Tooltip("amount:N", title="planned for this batch")))
+    described = "; ".join(f"{named.name}: {_in_words(bars[named.key])}" for named, _ in shown)
+    return alt.layer(*layers).properties(width=width, height=_STEP * len(rows), description=described)
+
+
+def _in_words(bars: Iterable[Bar]) -> str:
+    return ", ".join(f"{SIDES[bar.side]} {format_bytes(bar.total_bytes)}" for bar in bars)
+
+
+def _part_rows(
+    shown: Sequence[tuple[Named, RunRecord]], bars: dict[str, tuple[Bar, ...]], unit: int
+) -> Iterable[dict[str, Any]]:
+    for named, _ in shown:
+        for bar in bars[named.key]:
+            start = 0
+            for part, num_bytes in bar.parts:
+                if num_bytes:
+                    yield {
+                        "row": f"{named.key}{bar.side}",
+                        "start": start / unit,
+                        "end": (start + num_bytes) / unit,
+                        "optimizer": named.name,
+                        "side": SIDES[bar.side],
+                        "part": part,
+                        "amount": format_bytes(num_bytes),
+                    }
+                start += num_bytes
+
+
+def _total_rows(bars: dict[str, tuple[Bar, ...]], unit: int, unit_name: str) -> Iterable[dict[str, Any]]:
+    for key, own in bars.items():
+        for bar in own:
+            text = " ".join((f"{in_unit(bar.total_bytes, unit)} {unit_name}", bar.remark)).rstrip()
+            yield {"row": f"{key}{bar.side}", "start": bar.total_bytes / unit, "text": text}

@@ -1,0 +1,77 @@
+"""The names of a comparison, each with its look, its line of the summary and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from effcli.report.charts.look import DASHES, SERIES
+from effcli.report.text import plain
+
+if TYPE_CHECKING:
+    from effcli.measure.comparison import ComparisonRecord, Summary
+    from effcli.measure.record import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """One name of a comparison. `key` stands for it in charts, where a name that a user gave could mean something.
+
+    `runs` are those of its seeds that left a record. `run` stands for them where one is shown: the first that
+    finished, else the first; None where there is none.
+    """
+
+    key: str
+    name: str
+    colour: str
+    dash: tuple[int, ...]
+    summary: Summary
+    runs: tuple[tuple[int, RunRecord], ...]
+
+    @property
+    def run(self) -> RunRecord | None:
+        """Return the run that stands for all."""
+        runs = [run for _, run in self.runs]
+        return next((run for run in runs if run.status == "completed"), runs[0] if runs else None)
+
+
+def names_of(record: ComparisonRecord) -> tuple[Named, ...]:
+    """Return the names in the order in which they were asked for."""
+    names = []
+    for place, summary in enumerate(record.summary):
+        attempts = [attempt for attempt in record.attempts if attempt.name == summary.name]
+        names.append(
+            Named(
+                key=f"n{place}",
+                name=plain(summary.name),
+                colour=SERIES[place % len(SERIES)],
+                dash=DASHES[place // len(SERIES) % len(DASHES)],
+                summary=summary,
+                runs=tuple(
+                    (attempt.seed, run) for attempt in attempts if (run := record.record_of(attempt)) is not None
+                ),
+            )
+        )
+    return tuple(names)
+
+
+def key_scale(names: Sequence[Named], *, legend: bool, dashes: bool = False) -> dict[str, object]:
+    """Return how a field with keys of names is drawn: its colours, and its dashes for lines."""
+    import altair as alt
+
+    keys = [named.key for named in names]
+    shown = alt.Legend(orient="bottom", columns=3, labelExpr=label_of(names), symbolType="stroke") if legend else None
+    colours = alt.Scale(domain=keys, range=[named.colour for named in names])
+    drawn: dict[str, object] = {"color": alt.Color("key:N", title=None, sort=keys, scale=colours, legend=shown)}
+    if dashes:
+        scale = alt.Scale(domain=keys, range=[list(named.dash) for named in names])
+        drawn["strokeDash"] = alt.StrokeDash("key:N", title=None, sort=keys, scale=scale, legend=shown)
+    return drawn
+
+
+def label_of(names: Sequence[Named]) -> str:
+    """Return Vega's expression for the name that a label's key stands for."""
+    import json
+
+    return f"{json.dumps([named.name for named in names])}[toNumber(slice(datum.label, 1))]"

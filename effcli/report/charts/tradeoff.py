@@ -1,0 +1,166 @@
+"""The trade-off: how many statistics an optimizer keeps for a parameter, and in how many bits it keeps each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log1p
+from typing import Any
+
+from effcli.report.charts.look import values
+from effcli.report.charts.names import Named, key_scale
+from effcli.units import format_bytes
+
+_HEIGHT = 300
+_BEND = 0.003
+"""Below about so many statistics a parameter the scale is linear, above logarithmic: 0, 0.003 and 2 all show."""
+_TICKS = (0, 0.001, 0.01, 0.1, 1, 2, 4, 8, 16)
+_BITS = (0, 4, 8, 16, 32, 64)
+_BYTES_PER_PARAMETER = (0.01, 0.1, 1, 2, 4, 8)
+_NEAR = 0.05
+"""Share of an axis within which two points get one label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What an optimizer keeps: elements over trained parameters, bits over elements, and bytes. 0 bits of nothing."""
+
+    named: Named
+    statistics: float
+    bits: float
+    state_bytes: int
+    measured: bool
+
+
+def kept_by(names: Sequence[Named]) -> list[Kept]:
+    """Return what the optimizer of each name keeps: as measured, else as predicted. Seeds do not differ in it."""
+    kept = []
+    for named in names:
+        run = named.run
+        if run is None or not run.model.num_trainable_parameters:
+            continue
+        measured = run.measured
+        elements = measured.optimizer_state_elements if measured else run.optimizer.state_elements
+        state_bytes = measured.optimizer_state_bytes if measured else run.optimizer.state_bytes
+        kept.append(
+            Kept(
+                named=named,
+                statistics=elements / run.model.num_trainable_parameters,
+                bits=8 * state_bytes / elements if elements else 0.0,
+                state_bytes=state_bytes,
+                measured=measured is not None,
+            )
+        )
+    return kept
+
+
+def tradeoff_chart(names: Sequence[Named], *, width: int | str, ink: str) -> Any | None:
+    """Return one point a name, its area the bytes of its state; None where no name has a run."""
+    import altair as alt
+
+    kept = kept_by(names)
+    if not kept:
+        return None
+    right = max(2.0, *(one.statistics for one in kept))
+    top = max(32.0, *(one.bits for one in kept)) * 1.3
+    x_axis = alt.Axis(values=[tick for tick in _TICKS if tick <= right * 1.2], format="~g", grid=False)
+    x_scale = alt.Scale(type="symlog", constant=_BEND, domain=[0, right * 1.4], nice=False)
+    x = alt.X("x:Q", title="statistics for a trained parameter", scale=x_scale, axis=x_axis)
+    y_axis = alt.Axis(values=[bits for bits in _BITS if bits <= top])
+    y = alt.Y("y:Q", title="bits for a statistic", scale=alt.Scale(domain=[0, top], nice=False), axis=y_axis)
+    curves = list(_curves(right, top))
+    lines = alt.Chart(values(curves)).mark_line(color=ink, opacity=0.22, strokeWidth=1, strokeDash=[3, 3])
+    ends = [row for row in curves if row["text"]]
+    notes = alt.Chart(values(ends)).mark_text(color=ink, opacity=0.6, fontSize=11, align="right", dx=-3, dy=9)
+    points = [
+        alt.Chart(values(_point(one) for one in kept if one.measured == measured))
+        .mark_point(opacity=0.85, strokeWidth=2, filled=measured)
+        .encode(
+            x=x,
+            y=y,
+            size=alt.Size("state_bytes:Q", legend=None, scale=_area(kept)),
+            tooltip=[
+                alt.Tooltip("optimizer:N"),
+                alt.Tooltip("x:Q", title="statistics for a parameter", format=",.4g"),
+                alt.Tooltip("y:Q", title="bits for a statistic", format=",.3f"),
+                alt.Tooltip("amount:N", title="state"),
+                alt.Tooltip("told:N", title="as"),
+            ],
+            **key_scale(names, legend=False),
+        )
+        for measured in sorted({one.measured for one in kept})
+    ]
+    texts = [
+        alt.Chart(values(rows))
+        .mark_text(align=align, color=ink, fontSize=13, fontWeight="bold", dx=dx, dy=-18)
+        .encode(x=x, y=y, text="text:N")
+        for align, dx, rows in _labels(kept, right, top)
+        if rows
+    ]
+    described = "; ".join(
+        f"{one.named.name}: {one.statistics:.4g} statistics of {one.bits:.3g} bits, {format_bytes(one.state_bytes)}"
+        for one in kept
+    )
+    layers = [lines.encode(x=x, y=y, detail="line:N"), notes.encode(x=x, y=y, text="text:N"), *points, *texts]
+    return alt.layer(*layers).properties(width=width, height=_HEIGHT, description=described)
+
+
+def _area(kept: Sequence[Kept]) -> Any:
+    """Return the area of points in square pixels: in proportion to bytes, but never too small to be seen."""
+    import altair as alt
+
+    return alt.Scale(domain=[0, max(1, *(one.state_bytes for one in kept))], range=[60, 900], nice=False)
+
+
+def _point(one: Kept) -> dict[str, Any]:
+    return {
+        "key": one.named.key,
+        "optimizer": one.named.name,
+        "x": one.statistics,
+        "y": one.bits,
+        "state_bytes": one.state_bytes,
+        "amount": format_bytes(one.state_bytes),
+        "told": "measured" if one.measured else "predicted",
+    }
+
+
+def _curves(right: float, top: float) -> Iterable[dict[str, Any]]:
+    """Yield points of the lines on which a parameter has the same bytes of state: bits = 8 x bytes / statistics."""
+    for place, num_bytes in enumerate(_BYTES_PER_PARAMETER):
+        start = 8 * num_bytes / top
+        if start >= right:
+            continue
+        steps = 40
+        for step in range(steps + 1):
+            statistics = start * (right * 1.4 / start) ** (step / steps)
+            text = f"{num_bytes:g} B" if step == 0 else ""
+            yield {"line": place, "x": statistics, "y": 8 * num_bytes / statistics, "text": text}
+
+
+def _labels(kept: Sequence[Kept], right: float, top: float) -> Iterable[tuple[str, int, list[dict[str, Any]]]]:
+    """Yield alignment, shift and rows of labels; points that nearly coincide share one."""
+    groups: list[list[Kept]] = []
+    for one in kept:
+        near = (group for group in groups if _near(group[0], one, right, top))
+        group = next(near, None)
+        if group is None:
+            groups.append([one])
+        else:
+            group.append(one)
+    placed: dict[str, list[dict[str, Any]]] = {"left": [], "center": [], "right": []}
+    for group in groups:
+        share = _place(group[0].statistics, right)
+        side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
+        text = ", ".join(one.named.name for one in group)
+        placed[side].append({"x": group[0].statistics, "y": group[0].bits, "text": text})
+    shifts = {"left": -4, "center": 0, "right": 10}
+    return ((side, shifts[side], rows) for side, rows in placed.items())
+
+
+def _place(statistics: float, right: float) -> float:
+    return log1p(statistics / _BEND) / log1p(right * 1.4 / _BEND)
+
+
+def _near(first: Kept, other: Kept, right: float, top: float) -> bool:
+    across = abs(_place(first.statistics, right) - _place(other.statistics, right))
+    return across < _NEAR and abs(first.bits - other.bits) / top < _NEAR

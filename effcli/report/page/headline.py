@@ -1,0 +1,115 @@
+"""What the page says first: one sentence of numbers, what was run, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from effcli.report.charts.names import Named
+from effcli.report.page.figures import amount, number, ratio
+from effcli.report.text import plain
+from effcli.units import count
+
+if TYPE_CHECKING:
+    from effcli.measure.comparison import ComparisonRecord
+
+_MOST = 3
+"""So many names are told one by one; of more, only the ends."""
+
+
+def headline(names: Sequence[Named]) -> str:
+    """Return how much state each optimizer held, beside the first's; as predicted where nothing was measured."""
+    measured = [named for named in names if named.summary.measured_state_bytes is not None]
+    known = measured or [named for named in names if named.summary.predicted_state_bytes is not None]
+    if not known:
+        return "No optimizer of this comparison left a number."
+    held = "held" if measured else "would hold"
+    first, *others = known
+    if not others:
+        return f"{first.name} {held} {amount(_state_bytes(first))} of optimizer state{_peak(first)}."
+    if _state_bytes(first) == 0:
+        return f"{first.name} {held} no optimizer state; {_listed([_plainly(named) for named in _told(others)])}."
+    told = [_beside(named, first, "" if place else f"{held} ") for place, named in enumerate(_told(others))]
+    return f"Of {first.name}'s {amount(_state_bytes(first))} of optimizer state, {_listed(told)}."
+
+
+def title_of(names: Sequence[Named]) -> str:
+    """Return the names side by side and the model, for the tab of the browser."""
+    shown = [named.name for named in names[:_MOST]]
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(shown)}{more} on {_model(names)}"
+
+
+def what_ran(names: Sequence[Named]) -> str:
+    """Return model, batch, updates, precision, engine and device of the first run."""
+    run = next((named.run for named in names if named.run is not None), None)
+    if run is None:
+        return "No run left a record."
+    loop = run.spec.get("loop", {})
+    batch = run.batch
+    rows = f"{batch.micro} x {batch.accum}" if batch.accum > 1 else str(batch.micro)
+    facts = (
+        plain(run.model.name),
+        f"{count(run.model.num_trainable_parameters, 'trained parameter')}",
+        f"{rows} rows an update",
+        count(run.total_updates, "update"),
+        loop.get("precision"),
+        f"engine {loop['engine']}" if loop.get("engine") else None,
+        f"on {run.environment.get('device')}",
+    )
+    return ", ".join(plain(str(fact)) for fact in facts if fact)
+
+
+def failures(record: ComparisonRecord) -> list[str]:
+    """Return a line for each run that did not end well."""
+    several = len({attempt.seed for attempt in record.attempts}) > 1
+    lines = []
+    for attempt in record.attempts:
+        if attempt.status not in ("completed", "planned"):
+            seed = f" (seed {attempt.seed})" if several else ""
+            told = "was not run" if attempt.status == "missing" else attempt.status
+            why = f": {plain(attempt.failure)}" if attempt.failure else ""
+            lines.append(f"{plain(attempt.name)}{seed} {told}{why}")
+    return lines
+
+
+def _told(others: Sequence[Named]) -> list[Named]:
+    """Return the names to tell: all, or those with the least and the most state."""
+    if len(others) <= _MOST:
+        return list(others)
+    ordered = sorted(others, key=_state_bytes)
+    return [ordered[0], ordered[-1]]
+
+
+def _beside(named: Named, first: Named, verb: str) -> str:
+    share = _state_bytes(named) / _state_bytes(first)
+    return f"{named.name} {verb}{ratio(share)} ({amount(_state_bytes(named))})"
+
+
+def _plainly(named: Named) -> str:
+    return f"{named.name} {amount(_state_bytes(named))}"
+
+
+def _state_bytes(named: Named) -> int:
+    line = named.summary
+    measured = line.measured_state_bytes
+    return measured if measured is not None else line.predicted_state_bytes or 0
+
+
+def _peak(named: Named) -> str:
+    line = named.summary
+    if line.peak_allocated_bytes is not None:
+        beside = line.predicted_peak_allocated_bytes
+        return f" and peaked at {amount(line.peak_allocated_bytes)}" + (
+            f" ({amount(beside)} predicted)" if beside is not None else ""
+        )
+    speed = line.seconds_per_update
+    return f" and took {number(speed, 3)} seconds an update" if speed is not None else ""
+
+
+def _model(names: Sequence[Named]) -> str:
+    return next((plain(named.run.model.name) for named in names if named.run is not None), "no model")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

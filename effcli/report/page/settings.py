@@ -1,0 +1,101 @@
+"""Settings and surroundings of the runs: what all share once, what differs run by run, and where their files are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from effcli.report.charts.names import Named
+from effcli.report.page.figures import NONE
+from effcli.report.page.shell import escaped
+from effcli.report.page.tables import text_table
+from effcli.report.text import plain
+
+if TYPE_CHECKING:
+    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.record import RunRecord
+
+_UNSET = "-"
+
+
+def settings_section(record: ComparisonRecord, names: Sequence[Named]) -> Iterable[str]:
+    """Yield tables of settings, surroundings and files, and the notes."""
+    runs = [(_label(named, seed, names), run) for named in names for seed, run in named.runs]
+    for title, facts in (
+        ("Settings", [(label, _flat(run.spec)) for label, run in runs]),
+        ("Environment", [(label, _flat(run.environment)) for label, run in runs]),
+    ):
+        shared, differing = _split(facts)
+        if differing:
+            labels = [label for label, _ in facts]
+            yield f"<h3>{title} that differ</h3>"
+            yield text_table(f"{title} that differ", ("setting", *labels), differing)
+        if shared:
+            every = f"{title} of {'every run' if len(runs) > 1 else 'the run'}"
+            yield f"<details><summary>{every}</summary>{text_table(every, ('setting', 'value'), shared)}</details>"
+    yield f"<details><summary>Files</summary>{_files(record)}</details>"
+    notes = list(_notes(record, runs))
+    if notes:
+        yield "<h3>Notes</h3>"
+        yield f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>'
+
+
+def _label(named: Named, seed: int, names: Sequence[Named]) -> str:
+    several = any(len(other.runs) > 1 for other in names)
+    return f"{named.name}, seed {seed}" if several else named.name
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Return settings by dotted key, each value as a text."""
+    flat: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = _text(value)
+    return flat
+
+
+def _text(value: Any) -> str:
+    if value is None or value in ([], {}, ()):
+        return _UNSET
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _split(facts: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return what all runs share, as key and value, and what differs, as key and each run's value."""
+    shared: list[tuple[str, ...]] = []
+    differing: list[tuple[str, ...]] = []
+    for key in dict.fromkeys(key for _, own in facts for key in own):
+        own = [flat.get(key, _UNSET) for _, flat in facts]
+        if len(set(own)) == 1:
+            shared.append((key, own[0]))
+        else:
+            differing.append((key, *own))
+    return shared, differing
+
+
+def _files(record: ComparisonRecord) -> str:
+    rows = (
+        (
+            attempt.name,
+            attempt.seed,
+            attempt.status,
+            NONE if attempt.exit_code is None else attempt.exit_code,
+            attempt.folder or NONE,
+        )
+        for attempt in record.attempts
+    )
+    return text_table("Files", ("optimizer", "seed", "status", "exit code", "folder"), rows)
+
+
+def _notes(record: ComparisonRecord, runs: Sequence[tuple[str, RunRecord]]) -> Iterable[str]:
+    """Yield the comparison's notes, then those of runs; one that not all runs have says whose it is."""
+    yield from map(plain, record.notes)
+    said = dict.fromkeys(note for _, run in runs for note in run.notes if note not in record.notes)
+    for note in said:
+        whose = [label for label, run in runs if note in run.notes]
+        yield plain(note) if len(whose) == len(runs) else f"{', '.join(whose)}: {plain(note)}"

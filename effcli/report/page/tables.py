@@ -1,0 +1,197 @@
+"""The tables of the page: the summary, and the numbers behind each chart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from effcli.report.charts.memory import peak_of
+from effcli.report.charts.names import Named
+from effcli.report.charts.tradeoff import kept_by
+from effcli.report.page.figures import NONE, amount, difference, number, ratio
+from effcli.report.page.shell import escaped
+from effcli.report.rows import memory_rows
+from effcli.report.text import common_unit, in_unit, plain
+from effcli.units import Category, count, format_count
+
+if TYPE_CHECKING:
+    from effcli.measure.comparison import Summary
+    from effcli.measure.record import RunRecord
+
+_BYTES = {
+    "predicted_state_bytes": "state, predicted",
+    "measured_state_bytes": "state, measured",
+    "predicted_peak_allocated_bytes": "peak, predicted",
+    "peak_allocated_bytes": "peak, measured",
+    "peak_rss_bytes": "peak resident set",
+}
+_NUMBERS = {
+    "seconds_per_update": "seconds per update",
+    "samples_per_second": "samples per second",
+    "final_loss": "final loss",
+    "eval_loss": "evaluation loss",
+    "eval_accuracy": "accuracy",
+    "eval_f1": "F1",
+    "eval_perplexity": "perplexity",
+}
+_BAD = ("failed", "interrupted", "missing")
+
+
+def summary_table(names: Sequence[Named]) -> str:
+    """Return the summary: a row a name, a column for each amount that any name has, sortable by each."""
+    lines = [named.summary for named in names]
+    columns = [key for key in (*_BYTES, *_NUMBERS) if any(getattr(line, key) is not None for line in lines)]
+    titles = ["optimizer", "status", *(({**_BYTES, **_NUMBERS})[key] for key in columns)]
+    head = "".join(f'<th scope="col"><button type="button">{title}</button></th>' for title in titles)
+    rows = []
+    units = {key: common_unit(max(getattr(line, key) or 0 for line in lines)) for key in columns if key in _BYTES}
+    for place, named in enumerate(names):
+        line = named.summary
+        cells = [f'<th scope="row" data-value="{escaped(named.name)}">{escaped(named.name)}</th>', _status(line)]
+        cells += [_cell(line, key, units.get(key), first=place == 0) for key in columns]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return _boxed("The comparison", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>", "sortable")
+
+
+def _status(line: Summary) -> str:
+    seeds = f"{len(line.seeds)} seeds" if len(line.seeds) > 1 else f"seed {line.seeds[0]}" if line.seeds else ""
+    look = "text bad" if line.status in _BAD else "text"
+    return f'<td class="{look}" data-value="{line.status}">{line.status}<small>{seeds}</small></td>'
+
+
+def _cell(line: Summary, key: str, unit: tuple[int, str] | None, *, first: bool) -> str:
+    """Return an amount, in the unit of its column, with its deviation over seeds and its ratio to the first name's."""
+    value = getattr(line, key)
+    if value is None:
+        return f'<td class="none">{NONE}</td>'
+
+    def written(amount: float, digits: int = 4) -> str:
+        return f"{in_unit(round(amount), unit[0])} {unit[1]}" if unit else number(amount, digits)
+
+    spread, share = line.spread.get(key), line.ratios.get(key)
+    small = [] if spread is None else [f"&plusmn; {written(spread.deviation, 2)}"]
+    if share is not None and not first:
+        small.append(f"&times; {ratio(share)}")
+    full = f' title="{count(value, "byte")}"' if unit else ""
+    below = "".join(f"<small>{text}</small>" for text in small)
+    return f'<td data-value="{value}"{full}>{written(value)}{below}</td>'
+
+
+def memory_table(names: Sequence[Named]) -> str:
+    """Return the components of each name's memory: predicted with its basis, measured, and the difference."""
+    head = _head("optimizer", "component", "predicted", "basis", "measured", "difference")
+    bodies = []
+    for named in names:
+        if named.run is not None:
+            rows = list(_memory_rows(named.run))
+            first = f'<th scope="rowgroup" rowspan="{len(rows)}">{escaped(named.name)}</th>'
+            lines = (f"<tr>{first if place == 0 else ''}{row}</tr>" for place, row in enumerate(rows))
+            bodies.append(f"<tbody>{''.join(lines)}</tbody>")
+    return _boxed("Memory by component", head + "".join(bodies))
+
+
+def _memory_rows(run: RunRecord) -> Iterable[str]:
+    peak = peak_of(run.optimizer.plan)
+    for row in memory_rows(run):
+        written: Callable[[int | None], str] = _elements if row.in_elements else amount
+        gap = row.difference
+        told = difference(gap) if not row.in_elements else NONE if gap is None else f"{gap:+,}" if gap else "0"
+        yield _memory_row(row.label, written(row.estimated), row.basis, written(row.measured), told)
+        if row.is_sum and peak is not None and run.optimizer.plan is not None:
+            for category in Category:
+                held = getattr(peak, f"{category}_bytes")
+                basis = run.optimizer.plan.basis.get(category, "")
+                label = f"{category.replace('_', ' ')} at the peak ({run.optimizer.plan.peak_phase})"
+                yield _memory_row(label, amount(held), basis, NONE, NONE)
+
+
+def _memory_row(label: str, predicted: str, basis: str, measured: str, told: str) -> str:
+    numbers = "".join(f"<td>{text}</td>" for text in (measured, told))
+    return f'<td class="text">{escaped(label)}</td><td>{predicted}</td><td class="text">{escaped(basis)}</td>{numbers}'
+
+
+def _elements(elements: int | None) -> str:
+    return NONE if elements is None else format_count(elements)
+
+
+def tradeoff_table(names: Sequence[Named]) -> str:
+    """Return the numbers of the trade-off."""
+    head = _head("optimizer", "statistics for a parameter", "bits for a statistic", "state", "as")
+    rows = (
+        _row(
+            one.named.name,
+            number(one.statistics),
+            number(one.bits) if one.statistics else NONE,
+            amount(one.state_bytes),
+            "measured" if one.measured else "predicted",
+        )
+        for one in kept_by(names)
+    )
+    return _boxed("State by number and precision of statistics", f"{head}<tbody>{''.join(rows)}</tbody>")
+
+
+def evaluation_table(names: Sequence[Named]) -> str:
+    """Return the evaluations of all runs; nothing where there are none."""
+    head = _head("optimizer", "seed", "update", "evaluation loss", "accuracy", "F1", "perplexity")
+    rows = [
+        _row(
+            named.name,
+            str(seed),
+            format_count(line.update),
+            *map(number, (line.eval_loss, line.eval_accuracy, line.eval_f1, line.eval_perplexity)),
+        )
+        for named in names
+        for seed, run in named.runs
+        for line in run.eval
+    ]
+    return _boxed("Evaluations", f"{head}<tbody>{''.join(rows)}</tbody>") if rows else ""
+
+
+def phase_table(names: Sequence[Named]) -> str:
+    """Return the planned peak of each phase of a later update, and what was measured for which batch."""
+    head = _head("optimizer", "forward", "backward", "step", "peak planned", "planned as profiled", "peak measured")
+    rows = []
+    for named in names:
+        run = named.run
+        plan = run.optimizer.plan if run else None
+        if run is None or plan is None:
+            continue
+        measured = run.measured
+        profiled = measured.profiled if measured else None
+        phases = (plan.phases.get(phase) for phase in ("forward", "backward", "step"))
+        rows.append(
+            _row(
+                named.name,
+                *(amount(phase.total_bytes if phase else None) for phase in phases),
+                amount(plan.peak_allocated_bytes),
+                amount(profiled.planned_peak_allocated_bytes if profiled else None),
+                amount(measured.peak_allocated_bytes if measured else None),
+            )
+        )
+    return _boxed("Peaks by phase", f"{head}<tbody>{''.join(rows)}</tbody>") if rows else ""
+
+
+def text_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table of texts, each escaped and on one line."""
+    lines = (
+        f'<tr><th scope="row">{escaped(plain(str(first)))}</th>'
+        + "".join(f'<td class="text wide">{escaped(plain(str(cell)))}</td>' for cell in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    return _boxed(caption, f"{_head(*titles, look='text')}<tbody>{''.join(lines)}</tbody>")
+
+
+def _head(*titles: str, look: str = "") -> str:
+    cells = "".join(f'<th scope="col" class="{look}">{escaped(title)}</th>' for title in titles)
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
+def _row(name: str, *cells: str) -> str:
+    return f'<tr><th scope="row">{escaped(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
+
+
+def _boxed(caption: str, inside: str, look: str = "") -> str:
+    """Return a table that scrolls in a box of its own, which the keyboard reaches."""
+    box = f'<div class="scroll" role="region" aria-label="{escaped(caption)}" tabindex="0">'
+    return f'{box}<table class="{look}">{inside}</table></div>'
