@@ -89,23 +89,25 @@ def one_failed() -> ComparisonRecord:
 
 def of_language_models() -> ComparisonRecord:
     """Return the three optimizers on a CUDA device, scored by perplexity."""
-    return comparison(
-        [
-            record.model_copy(
-                update={
-                    "model": records.model("gpt2", architecture="GPT2LMHeadModel", task="causal-lm"),
-                    "environment": {**record.environment, "device": "cuda:0", "device_name": "NVIDIA H200"},
-                    "eval": tuple(
-                        EvalFacts(epoch=line.epoch, update=line.update, eval_loss=line.eval_loss,
-                                  eval_perplexity=math.exp(line.eval_loss or 0))
-                        for line in record.eval
-                    ),
-                    "baselines": None,
-                }
+    return comparison([_language_model(record) for record in map(run, KINDS)])
+
+
+def _language_model(record: RunRecord) -> RunRecord:
+    assert record.measured is not None
+    changes = {
+        "model": records.model("gpt2", architecture="GPT2LMHeadModel", task="causal-lm"),
+        "environment": {**record.environment, "device": "cuda:0", "device_name": "NVIDIA H200"},
+        "measured": record.measured.model_copy(update={"profiled": None}),
+        "baselines": None,
+        "eval": tuple(
+            EvalFacts(
+                epoch=line.epoch, update=line.update, eval_loss=line.eval_loss,
+                eval_perplexity=math.exp(line.eval_loss or 0),
             )
-            for record in map(run, KINDS)
-        ]
-    )  # fmt: skip
+            for line in record.eval
+        ),
+    }  # fmt: skip
+    return record.model_copy(update=changes)
 
 
 def hostile() -> ComparisonRecord:

@@ -1,4 +1,4 @@
-"""`effcli report`: tables, or one JSON document, from saved records."""
+"""`effcli report`: tables, page, picture, rows or one JSON document, from saved records."""
 
 from __future__ import annotations
 
@@ -7,25 +7,39 @@ from typing import Annotated
 
 import typer
 
+from effcli.cli import options as o
+
+Html = Annotated[Path | None, o.option("Write a page that works offline.", o.OUTPUT, "FILE")]
+Plot = Annotated[Path | None, o.option("Draw a picture: .png or .svg.", o.OUTPUT, "FILE")]
+Csv = Annotated[Path | None, o.option("Write a row for each run.", o.OUTPUT, "FILE")]
+
 
 def report(
-    records: Annotated[list[Path], typer.Argument(help="Records (record.json), or run folders that hold one.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document with all records as its runs.")] = False,
+    records: Annotated[
+        list[Path],
+        typer.Argument(help="record.json of runs, comparison.json of comparisons, or folders that hold one."),
+    ],
+    html: Html = None,
+    plot: Plot = None,
+    csv: Csv = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
 ) -> None:
-    """Show what saved runs estimated, measured and reached."""
+    """Show what saved runs estimated, measured and reached; several, or a comparison, side by side."""
     # Imported here: `effcli --help` must not wait for pydantic and rich's tables.
-    from effcli.measure.record import SCHEMA_VERSION, read_record
-    from effcli.report.output import emit_json, make_console
-    from effcli.report.tables import render_run
-    from effcli.run_folder import RECORD
+    from effcli.measure.joining import joined
+    from effcli.measure.reading import read_document
+    from effcli.measure.record import RunRecord
+    from effcli.report.exports import check_exports, write_exports
+    from effcli.report.output import emit_comparison, emit_files, emit_run_report
 
-    runs = [read_record(path / RECORD if path.is_dir() else path) for path in records]
-    if json:
-        dumped = [run.model_dump(mode="json") for run in runs]
-        emit_json({"schema_version": SCHEMA_VERSION, "command": "report", "runs": dumped})
-        return
-    console = make_console(stderr=False)
-    for number, run in enumerate(runs):
-        if number:
-            console.rule()
-        render_run(run, console)
+    check_exports(html=html, plot=plot, csv=csv)
+    documents = [(path, read_document(path)) for path in records]
+    comparison = joined(documents)
+    first = documents[0][1]
+    if len(documents) == 1 and isinstance(first, RunRecord):
+        emit_run_report(first, json=as_json, quiet=quiet)
+    else:
+        emit_comparison(comparison, json=as_json, quiet=quiet)
+    emit_files(write_exports(comparison, html=html, plot=plot, csv=csv), json=as_json)

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from effcli.report.text import can_encode
 
-_BLOCKS, _ASCII = ("█", "▓", "░"), ("#", "=", ".")
+_BLOCKS, _ASCII = ("█", "▓", "░", "▒"), ("#", "=", ".", "-")
 
 
-def fills(encoding: str) -> tuple[str, str, str]:
-    """Return one fill per part of a bar, told apart without colour; ASCII where the encoding lacks blocks."""
+def fills(encoding: str) -> tuple[str, ...]:
+    """Return one fill per part of a bar, told apart without colour; ASCII where the encoding lacks blocks.
+
+    They stand for weights, gradients, state, and for activations and temporaries.
+    """
     return _BLOCKS if can_encode("".join(_BLOCKS), encoding) else _ASCII
 
 

@@ -93,7 +93,7 @@ def _optimizers(record: EstimateRecord, encoding: str) -> Table:
     heads = ("optimizer", "state", "rule of thumb", "total")
     used = sum(max(len(head), *(len(row[column]) for row in rows)) + 2 for column, head in enumerate(heads))
     width = min(_LONGEST_BAR, max(_SHORTEST_BAR, _WIDTH - used))
-    weights, gradients, state = fills(encoding)
+    weights, gradients, state, *_ = fills(encoding)
     table = ruled_table(f"Before activations: {weights} weights, {gradients} gradients, {state} state", *heads)
     table.add_column("", no_wrap=True)
     largest = max(optimizer.total_before_activations_bytes for optimizer in record.optimizers)

@@ -8,11 +8,13 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from effcli.measure.comparison import ComparisonRecord
     from effcli.measure.estimate_record import EstimateRecord
     from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
@@ -65,6 +67,17 @@ def emit(record: RunRecord, json: bool, quiet: bool) -> None:
     render_run(record, make_console(stderr=False), notes=not quiet and not is_terminal(sys.stdout))
 
 
+def emit_run_report(record: RunRecord, json: bool, quiet: bool) -> None:
+    """Write one saved run to stdout: the tables or its JSON document, which also is the only one of its `runs`."""
+    if json:
+        saved = record.model_dump(mode="json")
+        emit_json({**saved, "runs": [saved]})
+        return
+    from effcli.report.tables import render_run
+
+    render_run(record, make_console(stderr=False), notes=not quiet)
+
+
 def emit_estimate(record: EstimateRecord, json: bool, quiet: bool) -> None:
     """Write an estimate to stdout: one JSON document, or the tables; `quiet` leaves out the notes."""
     if json:
@@ -83,6 +96,27 @@ def emit_search(record: SearchRecord, json: bool, quiet: bool) -> None:
     from effcli.report.search import render_search
 
     render_search(record, make_console(stderr=False), notes=not quiet)
+
+
+def emit_comparison(record: ComparisonRecord, json: bool, quiet: bool) -> None:
+    """Write a comparison to stdout: one JSON document, or the tables; `quiet` leaves out the notes."""
+    if json:
+        emit_json(record.model_dump(mode="json"))
+        return
+    from effcli.report.comparison import render_comparison
+
+    render_comparison(record, make_console(stderr=False), notes=not quiet)
+
+
+def emit_files(files: Mapping[str, Path], json: bool) -> None:
+    """Name, below the tables, files that were written, by what they are; nothing beside a JSON document."""
+    if json or not files:
+        return
+    from effcli.report.layout import fact_grid, print_parts
+
+    console = make_console(stderr=False)
+    console.print()
+    print_parts([fact_grid((what, str(path)) for what, path in files.items())], console)
 
 
 def emit_json(document: Mapping[str, Any]) -> None:

@@ -31,6 +31,11 @@ def can_encode(text: str, encoding: str) -> bool:
     return True
 
 
+def plus_minus(encoding: str) -> str:
+    """Return the sign before a deviation, in ASCII where the encoding lacks it."""
+    return "\u00b1" if can_encode("\u00b1", encoding) else "+-"
+
+
 def common_unit(largest: int) -> tuple[int, str]:
     """Return the unit, in bytes and by name, that suits all amounts of a table whose largest is given."""
     return (GIB, "GiB") if largest >= 10 * GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")

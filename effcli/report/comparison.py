@@ -1,0 +1,125 @@
+"""Several runs side by side on a screen of 80 columns; reads only the record.
+
+Everything is built from `Text`, never from markup. Cells wrap where a terminal is narrow; nothing is cut off.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from effcli.report.comparison_memory import memory_bars, memory_remarks, memory_table
+from effcli.report.comparison_results import results_remarks, results_table
+from effcli.report.layout import fact_grid, print_parts, ruled_table
+from effcli.report.settings import Difference, settings_of
+from effcli.report.text import plain
+from effcli.units import count, format_count, listed
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from effcli.measure.comparison import ComparisonRecord
+
+_LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
+
+
+def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool) -> None:
+    """Print what was compared, memory, speed and results, and what did not end; `notes` adds what the runs said."""
+    settings = settings_of(record)
+    facts = [*settings.shared, *_seeds(record)]
+    parts: list[RenderableType] = [
+        Group(_headline(record), fact_grid(facts)),
+        *_differences(settings.differences),
+        memory_table(record, console.encoding),
+        fact_grid(memory_remarks(record)),
+        *memory_bars(record, console),
+        results_table(record, console.encoding),
+        fact_grid(results_remarks(record)),
+        _unfinished(record),
+        fact_grid(_to_type(record)),
+    ]
+    if notes:
+        parts.append(fact_grid(("note", note) for note in _notes(record)))
+    print_parts(parts, console)
+
+
+def _headline(record: ComparisonRecord) -> Text:
+    title = Text(f"effcli {plain(record.command)}: ", style="bold")
+    title.append(record.status, style=_LOOK_OF_STATUS.get(record.status, "bold red"))
+    ended = [attempt for attempt in record.attempts if attempt.status in ("completed", "planned")]
+    runs = count(len(record.attempts), "run")
+    return title.append(f", {runs}" if len(ended) == len(record.attempts) else f", {len(ended)} of {runs} completed")
+
+
+def _seeds(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
+    seeds = dict.fromkeys(attempt.seed for attempt in record.attempts)
+    if not seeds:
+        return
+    repeated = any(len(line.seeds) > 1 for line in record.summary)
+    means = "; amounts are means over them, with the sample's standard deviation below" if repeated else ""
+    yield "seed" if len(seeds) == 1 else "seeds", f"{', '.join(map(str, seeds))}{means}"
+
+
+def _differences(differences: Iterable[Difference]) -> Iterator[RenderableType]:
+    """Yield what differs beside the optimizer, and a warning where that does not come with its choice."""
+    told = list(differences)
+    if not told:
+        return
+    yield Group(
+        Text("Differs between the runs", style="bold"),
+        fact_grid((difference.label, _by_value(difference)) for difference in told),
+    )
+    foreign = [difference.label for difference in told if not difference.expected]
+    if foreign:
+        yield fact_grid([("mind", f"they differ in {listed(foreign)}: the tables compare more than optimizers")])
+
+
+def _by_value(difference: Difference) -> str:
+    values = {value.removeprefix(f"{difference.label} ") or "n/a": names for value, names in difference.values.items()}
+    return "; ".join(f"{value}: {', '.join(names)}" for value, names in values.items())
+
+
+def _unfinished(record: ComparisonRecord) -> Table:
+    """Return the runs that did not end as they should, with the reason."""
+    table = ruled_table("Not completed", "optimizer", "seed")
+    table.add_column("status", no_wrap=True)
+    table.add_column("updates", justify="right")
+    table.add_column("reason", overflow="fold")
+    for attempt in record.attempts:
+        if attempt.status in ("completed", "planned"):
+            continue
+        run = record.record_of(attempt)
+        done = "n/a" if run is None else format_count(run.history[-1].update if run.history else 0)
+        of = "" if run is None else f" of {format_count(run.total_updates)}"
+        reason = attempt.failure or ("not started" if attempt.status == "missing" else "no reason was recorded")
+        table.add_row(plain(attempt.name), str(attempt.seed), attempt.status, f"{done}{of}", plain(reason))
+    return table
+
+
+def _to_type(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
+    """Yield the command that makes the runs that are missing."""
+    unfinished = [attempt for attempt in record.attempts if attempt.status not in ("completed", "planned")]
+    folders = {str(Path(attempt.folder).parent) for attempt in record.attempts if attempt.folder}
+    if unfinished and record.command == "compare" and len(folders) == 1:
+        yield "to type", f"effcli compare --out {shlex.quote(folders.pop())} --resume: makes the missing runs alone"
+
+
+def _notes(record: ComparisonRecord) -> Iterable[str]:
+    """Return what the comparison and its runs said, once each; what not all runs said begins with who did."""
+    said: dict[str, dict[str, None]] = {}
+    for attempt in record.attempts:
+        for note in run.notes if (run := record.record_of(attempt)) else ():
+            said.setdefault(note, {})[attempt.name] = None
+    names = {attempt.name for attempt in record.attempts if attempt.run is not None}
+    own = [
+        note if names == set(who) else f"{', '.join(who)}: {note}"
+        for note, who in said.items()
+        if note not in record.notes
+    ]
+    return (*record.notes, *own)

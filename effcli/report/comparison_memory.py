@@ -1,0 +1,254 @@
+"""Memory of several runs side by side: state and peak, predicted beside measured, and what the peak is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from effcli.report.bars import fills, stacked_bar
+from effcli.report.layout import ruled_table
+from effcli.report.rows import runs_on_cuda
+from effcli.report.text import common_unit, in_unit, plain, plus_minus
+from effcli.units import Basis, Category, count, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from effcli.measure.comparison import ComparisonRecord, Summary
+    from effcli.measure.record import ProfiledUpdate, RunRecord
+
+NOT_AVAILABLE = "n/a"
+_STATE = ("predicted_state_bytes", "measured_state_bytes")
+_PEAK = ("predicted_peak_allocated_bytes", "peak_allocated_bytes")
+_RESIDENT = "peak_rss_bytes"
+_LOOKS = ("cyan", "yellow", "green", "magenta")
+"""Colours of weights, gradients, state, and the rest, where there are colours; the fills differ without them."""
+_SHORTEST_BAR, _LONGEST_BAR, _LONGEST_NAME = 8, 60, 24
+
+
+def first_run(record: ComparisonRecord, name: str) -> RunRecord | None:
+    """Return the record of the first seed of a name that left one."""
+    runs = (record.record_of(attempt) for attempt in record.attempts if attempt.name == name)
+    return next((run for run in runs if run is not None), None)
+
+
+def add_lines(table: Table, line: Summary, means: Sequence[str], deviations: Sequence[str]) -> None:
+    """Add the row of one name and, below it, its status unless it is well and its deviations over seeds."""
+    table.add_row(plain(line.name), *means)
+    status = "" if line.status in ("completed", "planned") else line.status
+    if status or any(deviations):
+        table.add_row(f"  {status}", *deviations, style="dim")
+
+
+def memory_table(record: ComparisonRecord, encoding: str) -> Table:
+    """Return state and peak of each name, one unit for all states and one for all peaks."""
+    measured = any(_has(record, key) for key in (_STATE[1], _PEAK[1], _RESIDENT))
+    resident = _has(record, _RESIDENT) and not any(map(runs_on_cuda, record.runs))
+    columns = list(_columns(record, measured=measured))
+    unit, unit_name = _unit(record, (*_PEAK, _RESIDENT))
+    table = ruled_table("Memory", "optimizer", *(heading for heading, _, _ in columns))
+    if resident:
+        table.add_column(f"resident\nset, {unit_name}", justify="right", overflow="fold")
+        columns.append(("", _RESIDENT, unit))
+    for column in table.columns:
+        column.vertical = "bottom"
+    for line in record.summary:
+        cells = [_cell(line, key, unit) for _, key, unit in columns]
+        spreads = [_spread(line, key, unit, plus_minus(encoding)) for _, key, unit in columns]
+        add_lines(table, line, cells, spreads if _varies(line) else [])
+    return table
+
+
+def _columns(record: ComparisonRecord, *, measured: bool) -> Iterator[tuple[str, str, int]]:
+    """Yield heading, key and unit of each column; ratios have the unit 0."""
+    for what, (predicted, found) in (("state", _STATE), ("peak", _PEAK)):
+        unit, unit_name = _unit(record, (predicted, found))
+        yield f"{what}, {unit_name}\npredicted", predicted, unit
+        if measured:
+            yield "\nmeasured", found, unit
+        yield "\nratio", found if _has(record, found) else predicted, 0
+
+
+def _has(record: ComparisonRecord, key: str) -> bool:
+    return any(getattr(line, key) is not None for line in record.summary)
+
+
+def _unit(record: ComparisonRecord, keys: Sequence[str]) -> tuple[int, str]:
+    return common_unit(max((getattr(line, key) or 0 for line in record.summary for key in keys), default=0))
+
+
+def _cell(line: Summary, key: str, unit: int) -> str:
+    if unit == 0:
+        return NOT_AVAILABLE if key not in line.ratios else ratio(line.ratios[key])
+    amount = getattr(line, key)
+    return NOT_AVAILABLE if amount is None else _amount(amount, unit)
+
+
+def ratio(value: float) -> str:
+    """Return a ratio with three decimals; what would be 0 by rounding is not."""
+    return "<0.001" if 0 < value < 0.0005 else f"{value:,.3f}"
+
+
+def _amount(num_bytes: float, unit: int) -> str:
+    return "<0.01" if 0 < num_bytes < 0.005 * unit else in_unit(round(num_bytes), unit)
+
+
+def _spread(line: Summary, key: str, unit: int, sign: str) -> str:
+    """Return the deviation over seeds in the column's unit; nothing where there is one seed, and for ratios."""
+    if unit == 0 or key not in line.spread:
+        return ""
+    return f"{sign}{_amount(line.spread[key].deviation, unit)}"
+
+
+def _varies(line: Summary) -> bool:
+    """Return whether any amount of memory differs between seeds."""
+    return any(key in line.spread and line.spread[key].deviation > 0 for key in (*_STATE, *_PEAK, _RESIDENT))
+
+
+def memory_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
+    """Yield where the numbers come from, what they leave out, and by how much state was predicted wrongly."""
+    if record.summary:
+        yield "ratio", f"to {record.summary[0].name}, the first; {_ratio_basis(record)}"
+    yield "predicted", "; ".join(_predicted(record))
+    if _has(record, _STATE[1]):
+        yield "state", _state_differences(record)
+    yield from _measured_peak(record)
+    if any(line.spread for line in record.summary) and not any(map(_varies, record.summary)):
+        yield "spread", "none: every seed took the same bytes"
+
+
+def _ratio_basis(record: ComparisonRecord) -> str:
+    basis = {
+        what: "measured" if _has(record, found) else "predicted"
+        for what, (_, found) in (("state", _STATE), ("peak", _PEAK))
+    }
+    if len(set(basis.values())) == 1:
+        return f"{basis['state']} amounts"
+    return ", ".join(f"{word} {what}s" for what, word in basis.items())
+
+
+def _predicted(record: ComparisonRecord) -> Iterator[str]:
+    """Yield the basis of states and of peaks, with names where they do not share it."""
+    runs = [(line.name, run) for line in record.summary if (run := first_run(record, line.name)) is not None]
+    states = _by_basis((name, run.optimizer.basis) for name, run in runs)
+    peaks = _by_basis((name, _peak_basis(run)) for name, run in runs)
+    for what, names in (("state", states), ("peak", peaks)):
+        told = [basis if len(names) == 1 else f"{basis} for {', '.join(who)}" for basis, who in names.items()]
+        if told:
+            yield f"{what} {', '.join(told)}"
+
+
+def _peak_basis(run: RunRecord) -> str:
+    plan = run.optimizer.plan
+    if plan is None or plan.peak_allocated_bytes is None:
+        return "n/a (activations could not be traced)"
+    return plan.basis.get(Category.ACTIVATIONS, Basis.TRACED)
+
+
+def _by_basis(pairs: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
+    found: dict[str, list[str]] = {}
+    for name, basis in pairs:
+        found.setdefault(basis, []).append(name)
+    return found
+
+
+def _state_differences(record: ComparisonRecord) -> str:
+    """Return by how many bytes each measured state is off."""
+    off = []
+    for line in record.summary:
+        if line.measured_state_bytes is None or line.predicted_state_bytes is None:
+            continue
+        if difference := line.measured_state_bytes - line.predicted_state_bytes:
+            more = "more" if difference > 0 else "less"
+            off.append(f"{line.name} {format_count(abs(difference))} bytes {more} than predicted")
+    return f"measured: {'; '.join(off)}" if off else "measured to the byte as predicted"
+
+
+def _measured_peak(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
+    """Yield what the measured peak is, or why there is none."""
+    measured = [(run, run.measured) for run in record.runs if run.measured is not None]
+    if not measured:
+        return
+    profiled = [found.profiled for _, found in measured if found.profiled is not None]
+    if any(runs_on_cuda(run) for run, _ in measured):
+        yield "peak", "measured: CUDA's counter of allocated bytes over the whole run"
+    if profiled:
+        yield "peak", f"measured: the CPU's allocator during one warm update: {_shape(profiled)}"
+    silent = [run for run, found in measured if found.peak_allocated_bytes is None and not runs_on_cuda(run)]
+    if silent:
+        yield "peak", "n/a: no update was profiled on this CPU; --profile-memory does that"
+    if any(not runs_on_cuda(run) for run, _ in measured):
+        yield "resident", "the most that the whole process held, Python and libraries included"
+
+
+def _shape(profiled: Sequence[ProfiledUpdate]) -> str:
+    """Return of which batch the profiled updates were, and what was predicted for it."""
+    shapes = dict.fromkeys((update.update, update.rows, update.tokens) for update in profiled)
+    told = [
+        f"update {format_count(update)}, {count(rows, 'row')}, {count(tokens, 'token')}"
+        for update, rows, tokens in shapes
+    ]
+    planned = all(update.planned_peak_allocated_bytes is not None for update in profiled)
+    return f"{' or '.join(told)}; predicted for {'that' if planned else 'the largest'} batch"
+
+
+def memory_bars(record: ComparisonRecord, console: Console) -> Iterator[RenderableType]:
+    """Yield a bar for each name on one scale: what is live at the predicted peak, or before activations without one."""
+    runs = [(line.name, run) for line in record.summary if (run := first_run(record, line.name)) is not None]
+    at_peak = [(name, _parts_at_peak(run)) for name, run in runs]
+    if not all(parts for _, parts in at_peak):
+        at_peak = [(name, _parts_before_activations(run)) for name, run in runs]
+        title = "Before activations, as predicted"
+    else:
+        title = "At the predicted peak of the largest batch"
+    if not at_peak:
+        return
+    largest = max(sum(parts) for _, parts in at_peak)
+    unit, unit_name = common_unit(largest)
+    headings = ("optimizer", f"total, {unit_name}")
+    longest = max(len(headings[0]), *(len(plain(name)) for name, _ in at_peak))
+    used = min(longest, _LONGEST_NAME) + len(headings[1]) + 4
+    width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - used))
+    table = ruled_table("", headings[0])
+    table.title, table.columns[0].max_width = None, _LONGEST_NAME
+    table.add_column("", no_wrap=True)
+    table.add_column(headings[1], justify="right", overflow="fold")
+    for name, parts in at_peak:
+        bar = stacked_bar(parts, largest, width, console.encoding)
+        table.add_row(plain(name), _coloured(bar, console.encoding), _amount(sum(parts), unit))
+    yield Group(Text(title, style="bold"), _legend(console.encoding, len(at_peak[0][1])), table)
+
+
+def _parts_at_peak(run: RunRecord) -> tuple[int, ...]:
+    """Return weights, gradients, state, and activations with temporaries, in bytes; nothing without a traced peak."""
+    plan = run.optimizer.plan
+    phases = {} if plan is None else plan.first_phases if plan.peak_update == "first" else plan.phases
+    peak = phases.get(plan.peak_phase or "") if plan else None
+    if peak is None or peak.activations_bytes is None or peak.temporaries_bytes is None:
+        return ()
+    rest = peak.activations_bytes + peak.temporaries_bytes
+    return (peak.weights_bytes, peak.gradients_bytes, peak.optimizer_state_bytes, rest)
+
+
+def _parts_before_activations(run: RunRecord) -> tuple[int, ...]:
+    return (run.model.weights_bytes, run.model.gradients_bytes, run.optimizer.state_bytes)
+
+
+def _legend(encoding: str, num_parts: int) -> Text:
+    names = ("weights", "gradients", "state", "activations and temporaries")[:num_parts]
+    legend = Text()
+    for fill, look, name in zip(fills(encoding), _LOOKS, names, strict=False):
+        legend.append(fill, style=look).append(f" {name}  ")
+    legend.rstrip()
+    return legend
+
+
+def _coloured(bar: str, encoding: str) -> Text:
+    text = Text(no_wrap=True)
+    for fill, look in zip(fills(encoding), _LOOKS, strict=True):
+        text.append(fill * bar.count(fill), style=look)
+    return text

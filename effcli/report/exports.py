@@ -1,0 +1,65 @@
+"""Files that a comparison is written into beside the terminal: the page, a picture, rows for a spreadsheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from effcli.errors import UsageError
+from effcli.files import write_text
+from effcli.packages import require_package
+
+if TYPE_CHECKING:
+    from effcli.measure.comparison import ComparisonRecord
+
+PIP = "'effcli[plot]'"
+_ENDINGS = {"--html": (".html", ".htm"), "--plot": (".png", ".svg"), "--csv": (".csv",)}
+_DRAWN = ("--html", "--plot")
+
+File = Path | str | None
+
+
+def check_exports(*, html: File, plot: File, csv: File) -> None:
+    """Refuse, before any work is done, files that could not be written afterwards; None is a file not asked for.
+
+    Raises:
+        UsageError: a file has no ending that its flag writes, or is a folder.
+        MissingExtraError: a package that draws is not installed.
+    """
+    asked = {
+        flag: Path(file) for flag, file in (("--html", html), ("--plot", plot), ("--csv", csv)) if file is not None
+    }
+    for flag, path in asked.items():
+        endings = _ENDINGS[flag]
+        if path.suffix.lower() not in endings:
+            raise UsageError(f"{flag} '{path}' must end in {' or '.join(endings)}")
+        if path.is_dir():
+            raise UsageError(f"{flag} '{path}' is a folder; give a file")
+    for flag in asked.keys() & set(_DRAWN):
+        for package in ("altair", "vl_convert"):
+            require_package(package, f"{flag} {asked[flag]}", pip=PIP)
+
+
+def write_exports(record: ComparisonRecord, *, html: File, plot: File, csv: File) -> dict[str, Path]:
+    """Write the files that were asked for, and return them by what they are: page, plot, csv.
+
+    Raises:
+        WriteError: a file cannot be written.
+    """
+    written: dict[str, Path] = {}
+    if html is not None:
+        from effcli.report.page import write_page
+
+        written["page"] = Path(html).expanduser()
+        write_page(record, written["page"])
+    if plot is not None:
+        from effcli.report.plots import write_plot
+
+        written["plot"] = Path(plot).expanduser()
+        write_plot(record, written["plot"])
+    if csv is not None:
+        from effcli.report.csv_rows import csv_text
+
+        written["csv"] = Path(csv).expanduser()
+        write_text(written["csv"], csv_text(record))
+    return written
