@@ -83,7 +83,7 @@ def one_failed() -> ComparisonRecord:
     )
     interrupted = run("adam8bit", updates=20, status="interrupted", failure="stopped by SIGINT")
     done = comparison([run("adamw"), failed, interrupted], status="failed")
-    missing = Attempt(name="lion8bit", seed=42, folder="runs/comparison/lion8bit-42", failure=None)
+    missing = Attempt(name="lion8bit", seed=42, folder="lion8bit-42", failure=None)
     return compared([*done.attempts, missing], done.runs, status="failed", notes=done.notes)
 
 
@@ -123,7 +123,7 @@ def hostile() -> ComparisonRecord:
         runs.append(record.model_copy(update={**changes, "failure": text if number == 1 else None}))
     done = comparison(runs, notes=(f"note: {HOSTILE_NAME}",))
     attempts = [
-        attempt.model_copy(update={"folder": f"runs/{attempt.name}", "failure": run.failure})
+        attempt.model_copy(update={"folder": attempt.name, "failure": run.failure})
         for attempt, run in zip(done.attempts, runs, strict=True)
     ]
     return compared(attempts, runs, status="completed", notes=done.notes)
@@ -135,7 +135,7 @@ def comparison(runs: Sequence[RunRecord], **changes: Any) -> ComparisonRecord:
         Attempt(
             name=record.optimizer.name,
             seed=record.spec["loop"]["seed"],
-            folder=f"runs/comparison/{record.optimizer.name}-{record.spec['loop']['seed']}",
+            folder=f"{record.optimizer.name}-{record.spec['loop']['seed']}",
             status=record.status,
             failure=record.failure,
             exit_code={"planned": None, "completed": 0, "interrupted": 130, "failed": 7}[record.status],

@@ -105,9 +105,15 @@ def _unfinished(record: ComparisonRecord) -> Table:
 def _to_type(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     """Yield the command that makes the runs that are missing."""
     unfinished = [attempt for attempt in record.attempts if attempt.status not in ("completed", "planned")]
-    folders = {str(Path(attempt.folder).parent) for attempt in record.attempts if attempt.folder}
-    if unfinished and record.command == "compare" and len(folders) == 1:
-        yield "to type", f"effcli compare --out {shlex.quote(folders.pop())} --resume: makes the missing runs alone"
+    if unfinished and record.command == "compare":
+        folder = shlex.quote(_folder(record) or "FOLDER")
+        yield "to type", f"effcli compare --out {folder} --resume: makes what is not completed, and nothing else"
+
+
+def _folder(record: ComparisonRecord) -> str | None:
+    """Return the folder of the comparison, in which those of its runs lie; None where no run says where it is."""
+    out = next((run.environment["out"] for run in record.runs if run.environment.get("out")), None)
+    return None if out is None else str(Path(str(out)).parent)
 
 
 def _notes(record: ComparisonRecord) -> Iterable[str]:

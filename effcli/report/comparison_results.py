@@ -14,10 +14,12 @@ from effcli.units import format_count
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from effcli.measure.comparison import ComparisonRecord, Summary
+    from effcli.measure.comparison import Attempt, ComparisonRecord, Summary
     from effcli.measure.record import Baselines
 
 _SPEED = "seconds_per_update"
+_DISTURBED = 0.1
+"""From this share of the processors on, what others took of them is said beside the times."""
 _SHOWN: Mapping[str, tuple[str, str]] = {
     _SPEED: ("s/update", "{:,.4f}"),
     "samples_per_second": ("samples/s", "{:,.1f}"),
@@ -95,10 +97,13 @@ def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     if _shared_baselines(record) is not None:
         yield "baselines", "the last two rows: what is reached on these rows without any training of the model"
     for attempt in record.attempts:
+        if (share := attempt.others_share) is not None and share >= _DISTURBED:
+            yield "mind", f"{_who(attempt)}: others took {share:.0%} of the processors; its times say little"
         run = record.record_of(attempt)
         if run is not None and run.history and run.status not in ("completed", "planned"):
             done, planned = format_count(run.history[-1].update), format_count(run.total_updates)
-            yield (
-                "mind",
-                f"{attempt.name}, seed {attempt.seed}, ended after update {done} of {planned}, its results too",
-            )
+            yield "mind", f"{_who(attempt)}: its results are those after update {done} of {planned}"
+
+
+def _who(attempt: Attempt) -> str:
+    return f"{attempt.name}, seed {attempt.seed}"
