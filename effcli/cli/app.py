@@ -12,6 +12,7 @@ from effcli.cli import recipes
 from effcli.cli.boundary import interrupt_on_signals, run_guarded
 from effcli.cli.estimate import estimate
 from effcli.cli.gpus import gpus
+from effcli.cli.inspect import InspectCommand, inspect
 from effcli.cli.models import models
 from effcli.cli.optimizers import optimizers
 from effcli.cli.plan import plan
@@ -47,6 +48,7 @@ def _root(
 app.command()(train)
 app.command()(estimate)
 app.command()(plan)
+app.command(cls=InspectCommand)(inspect)
 app.command()(models)
 app.command()(gpus)
 app.command()(report)

@@ -12,8 +12,10 @@ from effcli.pipeline.verdicts import check_budget, check_found
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from effcli.engines.base import Progress
+    from effcli.measure.inspection import InspectionRecord
     from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
     from effcli.search_spec import SearchSpec
@@ -23,6 +25,7 @@ __all__ = [
     "check_budget",
     "check_found",
     "estimate",
+    "inspect",
     "plan",
     "resolve_estimate",
     "resolve_search",
@@ -30,6 +33,17 @@ __all__ = [
     "search",
     "train",
 ]
+
+
+def inspect(path: Path, *, values: str | None = None) -> InspectionRecord:
+    """Return what a saved optimizer state holds; `values` is a pattern of the states whose values are shown.
+
+    Raises:
+        EffcliError: see `effcli.pipeline.inspecting.inspect`.
+    """
+    from effcli.pipeline import inspecting
+
+    return inspecting.inspect(path, values=values)
 
 
 def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:

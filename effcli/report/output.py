@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from effcli.measure.comparison import ComparisonRecord
     from effcli.measure.estimate_record import EstimateRecord
+    from effcli.measure.inspection import InspectionRecord
     from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
 
@@ -86,6 +87,19 @@ def emit_estimate(record: EstimateRecord, json: bool, quiet: bool) -> None:
     from effcli.report.estimate import render_estimate
 
     render_estimate(record, make_console(stderr=False), notes=not quiet)
+
+
+def emit_inspection(record: InspectionRecord, json: bool, quiet: bool, top: int | None = None) -> None:
+    """Write what a saved state holds to stdout: one JSON document, or the tables with the `top` largest parameters.
+
+    `quiet` leaves out the notes.
+    """
+    if json:
+        emit_json(record.model_dump(mode="json"))
+        return
+    from effcli.report.inspection import render_inspection
+
+    render_inspection(record, make_console(stderr=False), top=top, notes=not quiet)
 
 
 def emit_search(record: SearchRecord, json: bool, quiet: bool) -> None:

@@ -1,0 +1,114 @@
+"""The optimizer that a saved state looks like, and in a sentence what that rests on. Needs torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from effcli.optim import registry
+from effcli.pipeline.look_alike import Fit, fitting
+from effcli.pipeline.saved_groups import Group, contradicted
+from effcli.pipeline.saved_layout import SavedState
+from effcli.pipeline.saved_names import Naming
+from effcli.pipeline.saved_origin import Origin, origin_of
+from effcli.saved import SavedOptimizer
+from effcli.units import count, cut, format_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resemblance:
+    """The optimizers that fit, the most telling first, and a sentence on what that rests on."""
+
+    fits: tuple[Fit, ...]
+    sentence: str
+
+    @property
+    def best(self) -> Fit | None:
+        """Return the fit that the state is taken for."""
+        return self.fits[0] if self.fits else None
+
+
+def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming: Naming) -> Resemblance:
+    """Return the optimizers whose laws say what the states hold.
+
+    The run's own settings beside the state, and then the parameter groups, decide between those that keep the same.
+    """
+    origin = origin_of(saved.path if saved.path.is_dir() else saved.path.parent)
+    if not states:
+        return _of_nothing(saved, origin)
+    unknown = [label for label in states if label not in naming.shapes]
+    if unknown:
+        return Resemblance(fits=(), sentence=_untold(unknown, states))
+    fits = fitting(states, naming.shapes, naming.dtypes, saved.groups)
+    if not fits:
+        return Resemblance(fits=(), sentence=_unlisted(states, origin))
+    named = [fit for fit in fits if origin is not None and fit.entry.name == origin.entry.name]
+    if named:
+        others = tuple(fit for fit in fits if fit is not named[0])
+        return Resemblance(fits=(named[0], *others), sentence=_sentence(fits, states, saved, origin))
+    return Resemblance(fits=fits, sentence=_sentence(fits, states, saved, None))
+
+
+def _sentence(
+    fits: Sequence[Fit], states: Mapping[str, SavedState], saved: SavedOptimizer, origin: Origin | None
+) -> str:
+    names = [fit.entry.name for fit in fits]
+    parts = [
+        f"the {count(len(states), 'state')} hold what {_or(names)} keep{'s' if len(names) == 1 else ''}, to the byte"
+    ]
+    whole = len(fits[0].kept_whole)
+    if whole:
+        parts.append(f"{format_count(whole)} of them kept in 32 bit")
+    if origin is not None:
+        parts.append(f"and {origin.file} names {origin.entry.name}")
+    elif len(names) > 1:
+        parts.append("and nothing that was saved tells them apart")
+    if contradicted(fits[0].entry, saved.groups):
+        parts.append("though its parameter groups hold other settings")
+    return ", ".join(parts)
+
+
+def _or(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _of_nothing(saved: SavedOptimizer, origin: Origin | None) -> Resemblance:
+    """Return what the groups and the run's settings say of an optimizer without state."""
+    stateless = _stateless(saved.groups)
+    if stateless:
+        said = f", and {origin.file} names {origin.entry.name}" if origin else ""
+        return Resemblance(
+            fits=stateless,
+            sentence=f"there is no state, and the parameter groups are those of sgd without momentum{said}",
+        )
+    named = f"; {origin.file} names {origin.entry.name}" if origin else ""
+    return Resemblance(
+        fits=(), sentence=f"there is no state: it was saved before the first update, or none is kept{named}"
+    )
+
+
+def _stateless(groups: Sequence[Group]) -> tuple[Fit, ...]:
+    """Return SGD without momentum where the groups are its own."""
+    if not groups or not all("dampening" in group and group.get("momentum") == 0 for group in groups):
+        return ()
+    entry = registry.find("sgd")
+    return (Fit(entry=entry, hyper=registry.default_hyper(entry), parameters={}),)
+
+
+def _untold(unknown: Sequence[str], states: Mapping[str, SavedState]) -> str:
+    return (
+        f"the state of {format_count(len(unknown))} of {count(len(states), 'parameter')} does not tell the parameter's "
+        f"shape, and no law can be tried without it; the states hold {_keys(states)}"
+    )
+
+
+def _unlisted(states: Mapping[str, SavedState], origin: Origin | None) -> str:
+    named = f"; {origin.file} names {origin.entry.name}, which keeps something else" if origin else ""
+    return f"no optimizer that `effcli optimizers` lists keeps this: the states hold {_keys(states)}{named}"
+
+
+def _keys(states: Mapping[str, SavedState]) -> str:
+    """Return the keys of the states in words, the most frequent first."""
+    counts = Counter(key for state in states.values() for key in state.own)
+    return cut(", ".join(key for key, _ in counts.most_common()), 200)

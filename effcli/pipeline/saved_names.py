@@ -1,0 +1,160 @@
+"""Names of the parameters whose states were saved by position, taken from the model beside. Needs torch.
+
+torch saves states by the position of a parameter in its group. A name is taken only where nothing else could stand at
+that position: the groups keep the model's order, and the shapes that the states tell decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from effcli.pipeline.saved_layout import SavedState, Shape
+from effcli.pipeline.saved_model import ModelBeside, Parameter, Weight, model_beside
+from effcli.saved import SavedOptimizer
+from effcli.units import DTYPE_BYTES, count, format_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What is known of parameters, by label: names, shapes (from the state, else from the model beside), dtypes."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState]) -> Naming:
+    """Return names, shapes and dtypes of the parameters whose states were saved."""
+    told = {label: state.shape for label, state in states.items() if state.shape is not None}
+    if not saved.states:
+        return Naming()
+    beside = model_beside(saved.path, order=not saved.names_known)
+    names: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    if saved.names_known:
+        names = {label: label for label in saved.states}
+    elif beside is None:
+        notes = ("Parameters have their positions for names: there is no model beside the state.",)
+    else:
+        names, notes = _from(beside, saved.members, told)
+    weights = beside.weights if beside else {}
+    parameters = {parameter.name: parameter for parameter in beside.parameters} if beside else {}
+    shapes = {label: told.get(label) or _shape(name, weights, parameters) for label, name in names.items()} | told
+    return Naming(
+        names=names,
+        shapes={label: shape for label, shape in shapes.items() if shape is not None},
+        dtypes=_dtypes(saved.states, names, weights),
+        notes=notes,
+    )
+
+
+def _dtypes(labels: Iterable[str], names: Mapping[str, str], weights: Mapping[str, Weight]) -> dict[str, str]:
+    """Return the dtype of each weight by its name; of those without, the one that all stored weights have."""
+    stored = {weight.dtype for weight in weights.values()} & DTYPE_BYTES.keys()
+    common = next(iter(stored)) if len(stored) == 1 else None
+    found = {label: weights[names[label]].dtype if names.get(label) in weights else common for label in labels}
+    return {label: dtype for label, dtype in found.items() if dtype in DTYPE_BYTES}
+
+
+def _shape(name: str, weights: Mapping[str, Weight], parameters: Mapping[str, Parameter]) -> Shape | None:
+    if name in weights:
+        return weights[name].shape
+    return parameters[name].shape if name in parameters else None
+
+
+def _from(
+    beside: ModelBeside, members: Sequence[Sequence[str]], told: Mapping[str, Shape]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the names that the model beside gives, and what should be said about them."""
+    labels = [label for group in members for label in group]
+    named, why = {}, beside.why
+    if beside.parameters:
+        why = "its parameters are not those that the state is of"
+        if _agree(beside):
+            named = _by_order(beside.parameters, members, told)
+    named = named or _by_shape(beside.weights, labels, told)
+    if len(named) == len(labels):
+        return named, (f"Names of parameters are those of the model in '{beside.folder}': every shape agrees.",)
+    where = f"the model in '{beside.folder}'"
+    if beside.parameters and named:
+        why = "others of its parameters would fit their positions as well"
+    if not named:
+        return {}, (f"Parameters have their positions for names: {where} does not give them, {why}.",)
+    return named, (
+        f"{format_count(len(named))} of {count(len(labels), 'parameter')} have the names of {where}; the others have "
+        f"their positions: {why}.",
+    )
+
+
+def _agree(beside: ModelBeside) -> bool:
+    """Return whether the parameters, built from the configuration, are those that the files of the model hold."""
+    shapes = {parameter.name: parameter.shape for parameter in beside.parameters}
+    common = shapes.keys() & beside.weights.keys()
+    if beside.weights and not common:
+        return False
+    return all(shapes[name] == beside.weights[name].shape for name in common)
+
+
+def _by_order(
+    parameters: Sequence[Parameter], members: Sequence[Sequence[str]], told: Mapping[str, Shape]
+) -> dict[str, str]:
+    """Return the names that the order of the model's parameters leaves no choice about.
+
+    Trainer makes two groups, those with decay first. Where all parameters are trained, the sizes of its groups and
+    every shape must agree; anything else is taken as groups that keep the model's order and leave some out.
+    """
+    decayed = [parameter for parameter in parameters if parameter.decayed]
+    rest = [parameter for parameter in parameters if not parameter.decayed]
+    for groups in ((decayed, rest), (parameters,)):
+        if [len(group) for group in groups] == [len(group) for group in members]:
+            pairs = [
+                (label, parameter)
+                for labels, group in zip(members, groups, strict=True)
+                for label, parameter in zip(labels, group, strict=True)
+            ]
+            if all(told.get(label, parameter.shape) == parameter.shape for label, parameter in pairs):
+                return {label: parameter.name for label, parameter in pairs}
+    named: dict[str, str] = {}
+    for labels in members:
+        named |= _forced(labels, parameters, told)
+    return named if len(set(named.values())) == len(named) else {}
+
+
+def _forced(labels: Sequence[str], parameters: Sequence[Parameter], told: Mapping[str, Shape]) -> dict[str, str]:
+    """Return the names of the positions for which every choice of parameters in the model's order is the same one.
+
+    The earliest and the latest parameter that a position can have are found by going through the model from both ends.
+    """
+    shapes = [told.get(label) for label in labels]
+    first = _earliest(shapes, parameters)
+    last = _earliest(shapes[::-1], parameters[::-1])
+    if first is None or last is None:
+        return {}
+    latest = [len(parameters) - 1 - index for index in reversed(last)]
+    return {
+        label: parameters[here].name for label, here, there in zip(labels, first, latest, strict=True) if here == there
+    }
+
+
+def _earliest(shapes: Sequence[Shape | None], parameters: Sequence[Parameter]) -> list[int] | None:
+    """Return the first parameter that each position can have, in order; None where they are not all found."""
+    found: list[int] = []
+    for index, parameter in enumerate(parameters):
+        if len(found) == len(shapes):
+            break
+        if shapes[len(found)] in (None, parameter.shape):
+            found.append(index)
+    return found if len(found) == len(shapes) else None
+
+
+def _by_shape(weights: Mapping[str, Weight], labels: Sequence[str], told: Mapping[str, Shape]) -> dict[str, str]:
+    """Return the names of parameters whose shape no other has, neither among the weights nor among the states."""
+    held = Counter(weight.shape for weight in weights.values())
+    wanted = Counter(told.values())
+    if len(told) < len(labels) or wanted - held:
+        return {}
+    by_shape = {weight.shape: name for name, weight in weights.items()}
+    return {label: by_shape[shape] for label, shape in told.items() if wanted[shape] == held[shape] == 1}
