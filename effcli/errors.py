@@ -87,6 +87,14 @@ class InterruptedRunError(EffcliError):
         self.exit_code = 128 + signal_number
 
 
+class IncompleteComparisonError(EffcliError):
+    """A run of a comparison failed or was interrupted; the exit code is that of the first such run."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest allowed word, or an empty string."""
     matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)

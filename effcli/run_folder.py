@@ -20,6 +20,7 @@ RECORD = "record.json"
 RECIPE = "recipe.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
+TRACKING = "tracking"
 RECIPE_PURPOSE = "Purpose: the run in"
 """What the first comment of a run's recipe begins with: other tools leave a recipe.yaml beside their models too."""
 
@@ -51,6 +52,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Return the folder of the checkpoints."""
         return self.path / CHECKPOINTS
+
+    @property
+    def tracking(self) -> Path:
+        """Return the folder of the files that `--track` leaves."""
+        return self.path / TRACKING
 
 
 def is_complete(folder: RunFolder) -> bool:
@@ -108,7 +114,7 @@ def check_run_folder(out: str, *, resume: bool, overwrite: bool, inputs: Mapping
                 f"--out '{out}' is not empty; continue its run with --resume, replace it with --overwrite, "
                 "or choose another folder"
             )
-        _refuse_inputs(folder, out, inputs)
+        refuse_inputs(folder.path, out, inputs)
     return folder
 
 
@@ -130,13 +136,17 @@ def _holds_run(folder: RunFolder) -> bool:
     return folder.record.is_file() and _RECORD_KEY in folder.record.read_bytes()
 
 
-def _refuse_inputs(folder: RunFolder, out: str, inputs: Mapping[str, str | None]) -> None:
-    """Raise where a local model or file that the run reads lies in the folder, directly or through a link."""
+def refuse_inputs(folder: Path, out: str, inputs: Mapping[str, str | None]) -> None:
+    """Refuse to replace a folder in which a local model or file lies that is read, directly or through a link.
+
+    Raises:
+        UsageError: one of the inputs, by flag, lies in it.
+    """
     for flag, name in inputs.items():
         if name is None or not (path := Path(name).expanduser()).exists():
             continue
         real = path.resolve()
-        if any(place.samefile(folder.path) for place in (real, *real.parents)):
+        if any(place.samefile(folder) for place in (real, *real.parents)):
             raise UsageError(
                 f"{flag} '{name}' lies inside --out '{out}', which --overwrite replaces; give another --out, "
                 f"or move what {flag} names elsewhere first"
@@ -159,7 +169,7 @@ def open_run_folder(folder: RunFolder, lock: RunLock, *, overwrite: bool) -> Non
         lock.take()
         if overwrite:
             folder.record.unlink(missing_ok=True)
-            for path in (folder.model, folder.checkpoints):
+            for path in (folder.model, folder.checkpoints, folder.tracking):
                 if path.is_dir():
                     remove_folder(path)
         for draft in (*folder.path.glob(f"{DRAFT}*"), *folder.checkpoints.glob(f"{DRAFT}*")):  # left by a kill

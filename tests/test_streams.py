@@ -12,7 +12,7 @@ import pytest
 
 SHOWS = """
 import sys
-from effcli.cli.streams import bear_lost_streams
+from effcli.streams import bear_lost_streams
 bear_lost_streams()
 from effcli.report.progress import make_progress
 progress = make_progress(1, quiet=False, is_terminal=sys.argv[1] == "bar")

@@ -10,6 +10,7 @@ import typer
 from effcli import __version__
 from effcli.cli import recipes
 from effcli.cli.boundary import interrupt_on_signals, run_guarded
+from effcli.cli.compare import compare
 from effcli.cli.estimate import estimate
 from effcli.cli.gpus import gpus
 from effcli.cli.inspect import InspectCommand, inspect
@@ -17,8 +18,8 @@ from effcli.cli.models import models
 from effcli.cli.optimizers import optimizers
 from effcli.cli.plan import plan
 from effcli.cli.report import report
-from effcli.cli.streams import bear_lost_streams
 from effcli.cli.train import train
+from effcli.streams import bear_lost_streams
 
 app = typer.Typer(
     name="effcli",
@@ -47,6 +48,7 @@ def _root(
 
 app.command()(train)
 app.command()(estimate)
+app.command()(compare)
 app.command()(plan)
 app.command(cls=InspectCommand)(inspect)
 app.command()(models)

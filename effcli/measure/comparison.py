@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,8 +17,10 @@ AttemptStatus = Literal["planned", "completed", "interrupted", "failed", "missin
 class Attempt(Fact):
     """One run that was wanted: under which name, with which seed, and how it ended.
 
-    `name` is one per column of the comparison; seeds share it. `run` is its place among the runs, None where there is
-    no record. `missing` is one that was not started.
+    `name` is one per column of the comparison; seeds share it. `folder` lies in that of the comparison, `run` is its
+    place among the runs, None where there is no record. `missing` is one that was not started. `spec` is what was asked
+    of it, its sections without what was left to defaults. `others_share` is the share of the machine's processors that
+    other processes took while it ran, None where that is not known.
     """
 
     name: str
@@ -28,6 +30,8 @@ class Attempt(Fact):
     failure: str | None = None
     exit_code: int | None = None
     run: int | None = None
+    spec: dict[str, Any] = Field(default_factory=dict)
+    others_share: float | None = None
 
 
 class Spread(Fact):

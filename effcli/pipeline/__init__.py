@@ -1,10 +1,12 @@
 """The Python API: `resolve_spec` with `plan` and `train`, `resolve_estimate` with `estimate`, `resolve_search` with
-`search`."""
+`search`, `resolve_comparison` with `compare` and `plan_comparison`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from effcli.pipeline.comparing import check_compared, compare, plan_comparison
+from effcli.pipeline.comparison_settings import Comparison, resolve_comparison
 from effcli.pipeline.estimate_settings import resolve_estimate, resolve_search
 from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec
@@ -22,11 +24,16 @@ if TYPE_CHECKING:
     from effcli.spec import RunSpec
 
 __all__ = [
+    "Comparison",
     "check_budget",
+    "check_compared",
     "check_found",
+    "compare",
     "estimate",
     "inspect",
     "plan",
+    "plan_comparison",
+    "resolve_comparison",
     "resolve_estimate",
     "resolve_search",
     "resolve_spec",

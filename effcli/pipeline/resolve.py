@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ CONTINUED = {
     "output.save_every",
     "output.keep",
     "output.logging_steps",
+    "output.track",
 }
 """Fields that may change when a run is resumed. Every other one changes what is learnt; so does the window, which is
 recomputed: see `effcli.engines.window_schedule`. Activations that are recomputed draw the same dropout."""
@@ -81,13 +82,14 @@ def _demonstration(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**layer, "loop": loop, "data": {"max_length": DEMO_LOOP["max_length"]}}
 
 
-def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the dotted fields that differ between two dumped specifications and may not when a run is resumed."""
+def changed_fields(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, may_change: Collection[str] = CONTINUED
+) -> list[str]:
+    """Return the dotted fields that differ between two dumped specifications and may not, as when a run is resumed."""
+    values = {f"{section}.{key}": value for section, fields in now.items() for key, value in fields.items()}
+    before = {f"{section}.{key}": value for section, fields in saved.items() for key, value in fields.items()}
     return [
-        f"{section}.{key}"
-        for section, fields in now.items()
-        for key, value in fields.items()
-        if f"{section}.{key}" not in CONTINUED and not _same(f"{section}.{key}", saved.get(section, {}).get(key), value)
+        name for name, value in values.items() if name not in may_change and not _same(name, before.get(name), value)
     ]
 
 

@@ -1,0 +1,76 @@
+"""The process of one run: reads what to train from stdin, and tells on what was its stdout how it goes.
+
+Started by `effcli.pipeline.fresh_process`. Whatever libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+from effcli.errors import EffcliError, InterruptedRunError, WriteError
+from effcli.files import NO_ROOM, refused_write
+from effcli.masking import masked
+from effcli.pipeline.run_events import ENDED, READY, EventWriter
+from effcli.streams import bear_lost_streams
+
+
+def main() -> None:
+    """Train what stdin describes: one JSON document with `spec`, `resume`, `overwrite` and `verbose`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    told = os.dup(1)
+    os.dup2(2, 1)
+    bear_lost_streams()
+    events = EventWriter(told, lost=_stop_as_if_interrupted)
+    events.send(READY)
+    job = json.load(sys.stdin)
+    try:
+        _train(job, events)
+    except SystemExit as stopped:  # a signal before training, whose session has handlers of its own
+        code = stopped.code if isinstance(stopped.code, int) else 1
+        events.send(ENDED, status="interrupted", failure="stopped before training", exit_code=code)
+        raise
+    except Exception as error:
+        failure, code = _told(error)
+        if job["verbose"] and (not isinstance(error, EffcliError) or error.__cause__ is not None):
+            sys.stderr.write(masked(traceback.format_exc()))
+        status = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
+        events.send(ENDED, status=status, failure=failure, exit_code=code)
+        sys.exit(code)
+    events.send(ENDED, status="completed", failure=None, exit_code=0)
+
+
+def _train(job: dict[str, Any], events: EventWriter) -> None:
+    from effcli import pipeline
+    from effcli.spec import build_spec
+
+    spec = build_spec(job["spec"])
+    pipeline.train(spec, progress=events, resume=job["resume"], overwrite=job["overwrite"])
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """Return one line about what ended a run, without secrets, and its exit code; see `effcli.errors`."""
+    text, code = str(error), 1
+    if isinstance(error, EffcliError):
+        code = error.exit_code
+    elif (number := refused_write(error)) in NO_ROOM and number is not None:
+        text, code = f"could not write the output: {os.strerror(number)}", WriteError.exit_code
+    else:
+        text = f"unexpected fault, {type(error).__name__}: {error} (a bug of effcli; --verbose shows where)"
+    return masked(" ".join(text.split())), code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise what no library catches on its way."""
+    raise SystemExit(128 + number)
+
+
+def _stop_as_if_interrupted() -> None:
+    """Stop at the next update boundary with the state saved: whoever started this process is gone."""
+    os.kill(os.getpid(), signal.SIGTERM)
