@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from effcli.saved.mapped import MappedFile
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,8 @@ class SavedOptimizer:
     `format` says in words what kind of file or folder it is, `path` is what was read. `states` are by label: the
     parameter's name where `names_known`, else the number that `state_dict` gives it. `groups` are the `param_groups`
     without `params`, `members` the labels of each. `shards` counts the files it is spread over; tensors of sharded
-    checkpoints are on the meta device, and `pieces` reads them, by label and state name. `notes` are sentences.
+    checkpoints are on the meta device, and `pieces` reads them, by label and state name. `notes` are sentences;
+    `files` are mapped, and more of them when `pieces` are read.
     """
 
     format: str
@@ -33,3 +36,9 @@ class SavedOptimizer:
     shards: int = 1
     notes: tuple[str, ...] = ()
     pieces: Mapping[tuple[str, str], Pieces] = field(default_factory=dict, repr=False)
+    files: Sequence[MappedFile] = field(default=(), repr=False)
+
+    def forget(self) -> None:
+        """Let go of the pages of the files that were read, so that they don't add up."""
+        for file in self.files:
+            file.forget()

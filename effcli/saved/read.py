@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
+from effcli.errors import DataError
+from effcli.saved.deepspeed import SHARDS, is_shard, read_deepspeed
+from effcli.saved.distributed import read_distributed
+from effcli.saved.folders import Place, find_in_folder
 from effcli.saved.mapped import map_file
+from effcli.saved.metadata import METADATA
 from effcli.saved.optimizer import SavedOptimizer
 from effcli.saved.state_dicts import PART, choose, find_optimizers, labelled
 from effcli.saved.torch_file import load_torch_file
 from effcli.units import listed
+
+_DATA_FILE = ".distcp"
 
 
 def read_saved(path: Path) -> SavedOptimizer:
@@ -20,20 +29,33 @@ def read_saved(path: Path) -> SavedOptimizer:
         DataError: there is none, it cannot be read, or it asks for code to be run.
     """
     wanted = None
-    if PART in path.name and not path.exists():
+    if "\0" in str(path):
+        raise DataError("a path cannot hold a zero byte")
+    if PART in str(path) and not os.path.exists(path):
         text, _, wanted = str(path).rpartition(PART)
         path = Path(text)
-    return read_file(path, wanted)
+    if path.name == METADATA or path.suffix == _DATA_FILE:
+        path = path.parent
+    place = find_in_folder(path) if os.path.isdir(path) else Place(path=path)
+    saved = _read(place, wanted)
+    return replace(saved, format=place.format or saved.format, notes=(*place.notes, *saved.notes))
 
 
-def read_file(path: Path, wanted: str | None = None) -> SavedOptimizer:
-    """Return the optimizer state of one file of torch; `wanted` is the dotted key of one of several.
+def _read(place: Place, wanted: str | None) -> SavedOptimizer:
+    if place.kind == "distributed":
+        return read_distributed(place.path, wanted)
+    if place.kind == "deepspeed":
+        return read_deepspeed(list(place.path.glob(SHARDS)), place.path)
+    return _read_file(place.path, wanted)
 
-    Raises:
-        DataError: see `read_saved`.
-    """
+
+def _read_file(path: Path, wanted: str | None) -> SavedOptimizer:
+    """Return the optimizer state of one file; `wanted` is the dotted key of one of several."""
     what = f"'{path}'"
-    loaded = load_torch_file(map_file(path))
+    file = map_file(path)
+    loaded = load_torch_file(file)
+    if is_shard(loaded.value):
+        return read_deepspeed([path], path)
     found, notes = choose(find_optimizers(loaded.value), wanted, what, loaded.value)
     state = labelled(found.state_dict, what)
     if loaded.classes:
@@ -46,4 +68,5 @@ def read_file(path: Path, wanted: str | None = None) -> SavedOptimizer:
         members=state.members,
         names_known=state.names_known,
         notes=notes,
+        files=(file,),
     )

@@ -1,0 +1,177 @@
+"""Which part of a folder holds the optimizer state, by the names that each tool gives its files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from effcli.engines.checkpoint import FILES, TRAINING, CheckpointStore
+from effcli.errors import DataError
+from effcli.run_folder import RECIPE, RECORD, RunFolder
+from effcli.saved.deepspeed import SHARDS
+from effcli.saved.mapped import unreadable
+from effcli.saved.metadata import METADATA
+from effcli.units import count, cut, listed
+
+_OPTIMIZER = re.compile(r"optimizer(?:_(\d+))?\.(?:pt|bin)")
+_SHARDED = re.compile(r"optimizer(?:_(\d+))?")
+_RANKS = re.compile(r"(?:optimizer_\d+_rank\d+\.bin|rank\d+-of-\d+-optimizer\.pt)")
+_CHECKPOINT = re.compile(r"checkpoint[-_](\d+)")
+_STEP = re.compile(r"global_step(\d+)")
+_KNOWN = "a Trainer checkpoint, accelerate's save_state folder, a run of effcli, or the file itself"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What to read: a file, a distributed checkpoint or the shards in a folder; `format` and `notes` say more of it."""
+
+    path: Path
+    kind: str = "file"
+    format: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_in_folder(folder: Path) -> Place:
+    """Return what holds the optimizer state of a folder.
+
+    Raises:
+        DataError: nothing does, or several things do.
+    """
+    names = _names(folder)
+    for look in _LOOKS:
+        place = look(folder, names)
+        if place is not None:
+            return place
+    raise DataError(f"'{folder}' holds no optimizer state: {_instead(folder, names)}; give {_KNOWN}")
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def _sharded(folder: Path, names: list[str]) -> Place | None:
+    if METADATA in names:
+        return Place(path=folder, kind="distributed")
+    if any(Path(name).match(SHARDS) for name in names):
+        return Place(path=folder, kind="deepspeed")
+    return None
+
+
+def _own(folder: Path, names: list[str]) -> Place | None:
+    """Return the file of a checkpoint of ours, or the newest intact one of a run."""
+    if set(FILES) <= set(names):
+        return Place(path=folder / TRAINING, format="effcli checkpoint")
+    if "comparison.json" in names:
+        runs = [name for name in names if os.path.isfile(folder / name / RECORD)]
+        raise DataError(
+            f"'{folder}' holds the runs of a comparison; give one of them: {listed(runs, 8) or 'none is left'}"
+        )
+    if RECIPE not in names and RECORD not in names:
+        return None
+    run = RunFolder(path=folder)
+    store = CheckpointStore(run.checkpoints, keep=1)
+    paths, newest = store.paths(), store.newest_intact_path()
+    if newest is None:
+        what = "only damaged checkpoints" if paths else "no checkpoint, so no optimizer state: train with --save-every"
+        raise DataError(f"'{folder}' is a run of effcli with {what}")
+    passed = len(paths) - 1 - paths.index(newest)
+    damaged = (f"{count(passed, 'newer checkpoint')} passed over as damaged.",) if passed else ()
+    return Place(path=newest / TRAINING, format="effcli checkpoint", notes=(f"Newest: {newest.name}.", *damaged))
+
+
+def _whole(folder: Path, names: list[str]) -> Place | None:
+    """Return the file that Trainer or accelerate writes, or the folder that they write for FSDP."""
+    trainer = "trainer_state.json" in names
+    files = _numbered(names, _OPTIMIZER)
+    folders = [name for name in _numbered(names, _SHARDED) if os.path.isfile(folder / name / METADATA)]
+    found = files or folders
+    if not found:
+        return None
+    others = (
+        f"It holds {len(found)} optimizers; this is '{found[0]}'. Give the path of another: {listed(found[1:], 6)}."
+    )
+    return Place(
+        path=folder / found[0],
+        kind="file" if files else "distributed",
+        format="Trainer checkpoint" if trainer else "accelerate state" if "optimizer.bin" in names or folders else None,
+        notes=(others,) if len(found) > 1 else (),
+    )
+
+
+def _numbered(names: list[str], pattern: re.Pattern[str]) -> list[str]:
+    matches = [match for name in names if (match := pattern.fullmatch(name))]
+    return [match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))]
+
+
+def _ranks(folder: Path, names: list[str]) -> Place | None:
+    """Refuse files of single ranks: one of them is not the optimizer."""
+    found = [name for name in names if _RANKS.fullmatch(name)]
+    if not found:
+        return None
+    raise DataError(
+        f"'{folder}' holds the state in {count(len(found), 'file')} of single ranks; give one: {listed(found, 4)}"
+    )
+
+
+def _deepspeed(folder: Path, names: list[str]) -> Place | None:
+    """Return the newest folder that DeepSpeed wrote into this one, as its file `latest` says."""
+    holding = [name for name in names if os.path.isdir(folder / name) and _holds_shards(folder / name)]
+    if not holding:
+        return None
+    latest = ""
+    if os.path.isfile(folder / "latest"):
+        with (folder / "latest").open("rb") as file:
+            latest = file.read(256).decode("utf-8", "replace").strip()
+    chosen = latest if latest in holding else max(holding, key=lambda name: _number(_STEP, name))
+    notes = (f"Newest of {len(holding)}: {chosen}.",) if len(holding) > 1 else ()
+    return Place(path=folder / chosen, kind="deepspeed", notes=notes)
+
+
+def _holds_shards(folder: Path) -> bool:
+    try:
+        return next(folder.glob(SHARDS), None) is not None
+    except OSError:
+        return False
+
+
+def _output(folder: Path, names: list[str]) -> Place | None:
+    """Return the optimizer of the newest checkpoint in a folder of checkpoints."""
+    if os.path.isdir(folder / "checkpoints"):
+        inner = folder / "checkpoints"
+        names = [f"checkpoints/{name}" for name in _names(inner)] + names
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(Path(name).name) and os.path.isdir(folder / name)]
+    if not checkpoints:
+        return None
+    newest = max(checkpoints, key=lambda name: _number(_CHECKPOINT, Path(name).name))
+    place = find_in_folder(folder / newest)
+    note = f"Newest of {count(len(checkpoints), 'checkpoint')}: {Path(newest).name}."
+    return Place(path=place.path, kind=place.kind, format=place.format, notes=(note, *place.notes))
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int:
+    match = pattern.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+_LOOKS: tuple[Callable[[Path, list[str]], Place | None], ...] = (_sharded, _own, _whole, _ranks, _deepspeed, _output)
+
+
+def _instead(folder: Path, names: list[str]) -> str:
+    if not names:
+        return "it is empty"
+    if "trainer_state.json" in names:
+        return "it is a Trainer checkpoint that was saved without its optimizer"
+    return f"it has {', '.join(_shown(names))}"
+
+
+def _shown(names: list[str]) -> Iterator[str]:
+    for name in names[:4]:
+        yield cut("".join(character if character.isprintable() else "?" for character in name), 40)
+    if len(names) > 4:
+        yield f"{len(names) - 4} more"
