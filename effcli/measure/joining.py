@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.reading import COMPARISON
 from effcli.measure.record import RunRecord, Status
+from effcli.run_folder import RECORD
 from effcli.spec import RunSpec
 from effcli.units import cut
 
@@ -85,8 +87,8 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _members(path: Path, source: RunRecord | ComparisonRecord) -> list[_Member]:
+    place = str(path.parent if path.name in (RECORD, COMPARISON) else path)
     if isinstance(source, RunRecord):
-        place = str(source.environment.get("out") or (path if path.is_dir() else path.parent))
         attempt = Attempt(
             name=source.optimizer.name,
             seed=_seed(source),
@@ -103,7 +105,7 @@ def _members(path: Path, source: RunRecord | ComparisonRecord) -> list[_Member]:
         _Member(
             attempt=attempt,
             record=source.record_of(attempt),
-            place=str(path if path.is_dir() else path.parent),
+            place=place,
             settings=settings.get(attempt.name, {}),
         )
         for attempt in source.attempts
@@ -132,7 +134,8 @@ def _tell_apart(members: Sequence[_Member]) -> None:
     for member in members:
         alike = [other for other in members if other.settings == member.settings]
         if len({other.attempt.seed for other in alike}) < len(alike) or len(differing) > _MOST_SETTINGS:
-            member.label = f"({_folder(member, members)})"
+            places = {other.place for other in members}
+            member.label = f"({_folder(member, members)})" if len(places) > 1 else ""
         elif differing:
             member.label = " ".join(
                 f"{key.partition('.')[2]}={cut(member.settings.get(key, 'n/a'), 30)}" for key in differing
@@ -140,7 +143,7 @@ def _tell_apart(members: Sequence[_Member]) -> None:
 
 
 def _folder(member: _Member, members: Sequence[_Member]) -> str:
-    """Return the last part of a run's folder, or the whole where others are called the same."""
+    """Return the last part of the path that a run was read from, or the whole where others end alike."""
     name = Path(member.place).name
     same = [other for other in members if Path(other.place).name == name and other.place != member.place]
     return member.place if same or not name else name

@@ -17,6 +17,7 @@ from effcli.report.comparison_memory import memory_bars, memory_remarks, memory_
 from effcli.report.comparison_results import results_remarks, results_table
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.settings import Difference, settings_of
+from effcli.report.stacked import fitted
 from effcli.report.text import plain
 from effcli.units import count, format_count, listed
 
@@ -36,10 +37,10 @@ def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool
     parts: list[RenderableType] = [
         Group(_headline(record), fact_grid(facts)),
         *_differences(settings.differences),
-        memory_table(record, console.encoding),
+        fitted(memory_table(record, console.encoding), console),
         fact_grid(memory_remarks(record)),
         *memory_bars(record, console),
-        results_table(record, console.encoding),
+        fitted(results_table(record, console.encoding), console),
         fact_grid(results_remarks(record)),
         _unfinished(record),
         fact_grid(_to_type(record)),
@@ -89,7 +90,7 @@ def _unfinished(record: ComparisonRecord) -> Table:
     """Return the runs that did not end as they should, with the reason."""
     table = ruled_table("Not completed", "optimizer", "seed")
     table.add_column("status", no_wrap=True)
-    table.add_column("updates", justify="right")
+    table.add_column("updates", justify="right", overflow="fold")
     table.add_column("reason", overflow="fold")
     for attempt in record.attempts:
         if attempt.status in ("completed", "planned"):

@@ -38,10 +38,10 @@ def first_run(record: ComparisonRecord, name: str) -> RunRecord | None:
 
 def add_lines(table: Table, line: Summary, means: Sequence[str], deviations: Sequence[str]) -> None:
     """Add the row of one name and, below it, its status unless it is well and its deviations over seeds."""
-    table.add_row(plain(line.name), *means)
+    table.add_row(plain(line.name).strip() or "(no name)", *means)
     status = "" if line.status in ("completed", "planned") else line.status
     if status or any(deviations):
-        table.add_row(f"  {status}", *deviations, style="dim")
+        table.add_row(f"  {status}", *deviations, style="yellow" if status else "dim")
 
 
 def memory_table(record: ComparisonRecord, encoding: str) -> Table:
@@ -215,7 +215,7 @@ def memory_bars(record: ComparisonRecord, console: Console) -> Iterator[Renderab
     width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - used))
     table = ruled_table("", headings[0])
     table.title, table.columns[0].max_width = None, _LONGEST_NAME
-    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="crop")
     table.add_column(headings[1], justify="right", overflow="fold")
     for name, parts in at_peak:
         bar = stacked_bar(parts, largest, width, console.encoding)

@@ -95,7 +95,10 @@ def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     if any(line.final_loss is not None for line in record.summary):
         yield "losses", "training: that of the last update; eval, and the scores: those of the last evaluation"
     if _shared_baselines(record) is not None:
-        yield "baselines", "the last two rows: what is reached on these rows without any training of the model"
+        yield (
+            "baselines",
+            "the last two rows: always the commoner class, and a bag of words, on the same evaluation rows",
+        )
     for attempt in record.attempts:
         if (share := attempt.others_share) is not None and share >= _DISTURBED:
             yield "mind", f"{_who(attempt)}: others took {share:.0%} of the processors; its times say little"

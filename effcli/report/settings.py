@@ -134,6 +134,11 @@ def _environment(key: str, text: str) -> _Read:
     return read
 
 
+def _threads(run: RunRecord) -> str:
+    threads = run.environment.get("torch_threads")
+    return count(threads, "thread") if isinstance(threads, int) else ""
+
+
 _LINES: Mapping[str, Mapping[str, _Read]] = {
     "model": {"model": lambda run: run.model.name},
     "type": {"architecture": lambda run: run.model.architecture, "task": lambda run: run.model.task},
@@ -156,7 +161,7 @@ _LINES: Mapping[str, Mapping[str, _Read]] = {
         "torch": _version("torch"),
         "transformers": _version("transformers"),
         "platform": _environment("platform", "{}"),
-        "threads": _environment("torch_threads", "{} threads"),
+        "threads": _threads,
     },
 }
 """Lines -> parts; what is shared stands in the line, what differs under the name of its part."""
