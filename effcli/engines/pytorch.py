@@ -48,5 +48,6 @@ def _micro_step(job: Job, scaler: torch.amp.GradScaler, batch: Batch, num_items:
     with autocast(device, job.loop.precision):
         logits = job.model(**inputs).logits
     loss = job.window_loss.scaled(logits, labels, num_items)
+    del logits  # the loss has kept what its backward needs, and with a large vocabulary they are much beside it
     scaler.scale(loss).backward()
     return loss.detach()

@@ -40,8 +40,8 @@ def trace_micro(
     """Return what forward and backward of one micro-batch allocate.
 
     Model and batch are fake (`effcli.trace.fake`), and no parameter has a gradient. Under `precision` `bf16` and `fp16`
-    the forward runs in autocast, the loss does not. `keep_outputs` keeps the forward's results as a loop does that
-    binds them to a name; `layers` are the lists whose elements are marked.
+    the forward runs in autocast, the loss does not. The forward's results are gone once there is a loss; `keep_outputs`
+    keeps them as a loop does that binds them to a name; `layers` are the lists whose elements are marked.
     `padded` says whether the batch's mask has padding in it, so that models keep it.
     """
     recorder = Recorder(kernels, padded=padded, known=landmarks(model))
@@ -69,12 +69,14 @@ def trace_micro(
         recorder.source = LOGITS
         value = loss(held, batch)
         recorder.source = ""
+        if not keep_outputs:
+            del held
         recorder.mark(Phase.BACKWARD)
         recorder.in_backward = True
         libraries |= _taken_by_libraries(recorder, kernels, Phase.BACKWARD)
         value.backward()
         if not keep_outputs:
-            del held, value
+            del value
         gc.collect()
         events = [*recorder.events, *(Free(block) for block in inputs.values())]
     model.zero_grad(set_to_none=True)
