@@ -73,8 +73,9 @@ class TrainingSession:
     it was held to, `read_samples` the rows it took, `read_training_s` the seconds of training so far, None where they
     are not known, `evaluate` scores the model (None without evaluation data), `save` writes a checkpoint, `prepare` is
     given the scaler of fp16 and sets the state that the first update starts from, `find_broken_gradient` returns the
-    name of the first parameter whose gradient is not finite, None where that says nothing. `update` counts the updates
-    done, `saved_update` is that of the newest checkpoint, None before there is one.
+    name of the first parameter whose gradient is not finite, None where that says nothing. `track_update` is given the
+    history after each update, `track_evaluation` each evaluation. `update` counts the updates done, `saved_update` is
+    that of the newest checkpoint, None before there is one.
     """
 
     window_schedule: WindowSchedule
@@ -89,6 +90,8 @@ class TrainingSession:
     save: Callable[[TrainingSession], Any]
     find_broken_gradient: Callable[[], str | None] = lambda: None
     read_training_s: Callable[[], float | None] = lambda: None
+    track_update: Callable[[list[Update]], None] = lambda history: None
+    track_evaluation: Callable[[Evaluation], None] = lambda evaluation: None
     pause_clock: Callable[[], None] = lambda: None
     start_clock: Callable[[], None] = lambda: None
     stop_after: int | None = None
@@ -142,6 +145,7 @@ class TrainingSession:
         self.progress.update(
             update=line.update, epoch=epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
         )
+        self.track_update(self.history)
         ends_epoch = self.window_schedule.ends_epoch(self.update)
         last = self.update == self.total_updates
         if ends_epoch or last:
@@ -174,6 +178,7 @@ class TrainingSession:
             raise _not_finite(self.update, f"the evaluation loss is {evaluation.result.loss}")
         self.evaluations.append(evaluation)
         self.progress.evaluation(epoch=epoch, result=evaluation.result)
+        self.track_evaluation(evaluation)
 
     def _check_scaler(self, result: UpdateResult) -> None:
         """Let the fp16 scaler skip steps while it looks for a scale, but neither for ever nor with a broken loss."""

@@ -22,7 +22,7 @@ def isolated_from_caller(device: torch.device) -> Iterator[None]:
     matmul_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with _without_autocast(device.type), _without_launcher_settings():
+        with _without_autocast(device.type), without_launcher_settings():
             yield
     finally:
         torch.set_float32_matmul_precision(matmul_precision)
@@ -50,7 +50,7 @@ def _without_autocast(kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without_launcher_settings() -> Iterator[None]:
+def without_launcher_settings() -> Iterator[None]:
     """Hide what `accelerate launch` and `torchrun` say by environment variables.
 
     Where no precision is asked for, `TrainingArguments` takes `ACCELERATE_MIXED_PRECISION` (transformers 5.24); others

@@ -23,6 +23,7 @@ from effcli.models.seq2seq import check_languages
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
+from effcli.tracking.services import check_services
 from effcli.units import count, listed
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def _settle(spec: RunSpec) -> _Settled:
     """
     refuse_many_processes()
     quiet_transformers()
+    check_services(spec.output.track)
     check_model_flags(spec.model)
     device = resolve_device(spec.loop.device)
     check_precision(spec.loop.precision, device)

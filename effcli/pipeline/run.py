@@ -49,6 +49,7 @@ from effcli.pipeline.out_of_memory import facts_of
 from effcli.pipeline.prepare import Prepared
 from effcli.pipeline.resuming import Start, saved_state
 from effcli.run_folder import RunFolder
+from effcli.tracking.tracking import Tracking
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +97,7 @@ class Run:
         self._clipping = PercentileClipping(model, self._optimizer, self._loop)
         self._clipping.remember(start.history)
         self._watchers = (self._probe, self._meter, self._whereabouts, self._weight_changes, self._clipping)
+        self._tracking = Tracking(spec, folder.tracking, progress)
         self._start = start
         self._first_window = start.first_window or self._loop.window_schedule.window
 
@@ -115,6 +117,8 @@ class Run:
             find_broken_gradient=lambda: broken_gradient(self._model),
             evaluate=self._evaluation(),
             save=self._save_checkpoint,
+            track_update=self._tracking.update,
+            track_evaluation=self._tracking.evaluation,
             pause_clock=self._meter.pause,
             start_clock=self._meter.start,
             stop_after=stop_after_updates,
@@ -157,6 +161,7 @@ class Run:
                 explained_failure(session),
                 explained_out_of_memory(lambda error: self._out_of_memory(session, error)),
             ):
+                self._tracking.start(updates_done=session.update, total_updates=self._loop.total_updates)
                 if session.update < self._loop.total_updates:
                     with redirect_stdout(sys.stderr):  # some optimizers print, which would spoil a JSON document
                         engine.run(job)
@@ -271,12 +276,15 @@ class Run:
                 "eval": tuple(eval_facts(line) for line in session.evaluations),
                 "measured": facts,
                 "throughput": self._meter.result(updates) if updates else None,
-                "notes": (*self._record.notes, *notes),
+                "notes": (*self._record.notes, *notes, *self._tracking.notes),
                 "status": status,
                 "failure": failure,
             }
         )
-        write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
+        try:
+            write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
+        finally:
+            self._tracking.finish(record)
         for note in notes:
             self._progress.note(note)
         return record
