@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,25 +12,21 @@ import pytest
 from effcli.errors import MissingExtraError, WriteError
 from effcli.report.timeline import require_plotting, write_timeline
 from tests import plans, records
+from tests.pages import charts_of, rows_of
 
 NASTY = 'org/</script><script>alert(1)</script><b>"model"'
 
 
 def chart_of(page: str) -> dict[str, Any]:
-    """Return the description of the chart that a page draws."""
-    found = re.search(r'vegaEmbed\("#chart", (\{.*?\}), \{renderer', page)
-    assert found
-    return json.loads(found[1])
-
-
-def rows_of(chart: dict[str, Any], mark: str) -> list[list[dict[str, Any]]]:
-    """Return the data of each layer of that kind."""
-    return [chart["datasets"][layer["data"]["name"]] for layer in chart["layer"] if layer["mark"]["type"] == mark]
+    """Return the description of the one chart of a page."""
+    return charts_of(page)["chart"]
 
 
 def moments(chart: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows that the values under the pointer come from."""
-    return rows_of(chart, "rect")[-1]
+    """Return the rows that the values under the pointer come from; the last repeats the one before, where steps end."""
+    *rows, end = rows_of(chart, "rect")[-1]
+    assert end == {**rows[-1], "moment": len(rows)}
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +40,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_page_holds_everything_it_needs(page: str) -> None:
     before = page.partition("<script>")[0]
     assert not re.search(r"<(script|link)[^>]*(src|href)=", page)
+    assert "default-src 'none'" in before
     assert not re.search(r"@import|url\(|src=|href=", before)
     assert "window.vegaEmbed" in page
 
 
 def test_names_cannot_break_out_of_the_page(page: str) -> None:
-    assert page.count("</script>") == 1
+    assert page.count("</script>") == page.count("<script") == 3
     assert "<b>" not in page
     assert "&lt;/script&gt;" in page
 

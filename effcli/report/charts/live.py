@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.look import LAYERS, layer_colours, values
+from effcli.report.charts.look import LAYERS, layer_colours, values, width_in
 from effcli.report.skyline import total_bytes
 from effcli.report.text import common_unit
 from effcli.units import Phase, format_bytes
@@ -51,7 +51,7 @@ def live_chart(
         .encode(
             x=moment,
             y=alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=y_scale),
-            color=layer_colours("category", LAYERS.values(), legend=legend),
+            color=layer_colours("category", LAYERS.values(), columns=len(LAYERS) if legend else None),
             order=alt.Order("order:Q"),
         )
     )
@@ -68,13 +68,13 @@ def live_chart(
         )
         .add_params(pointed)
     )
-    measured = () if measured_bytes is None else _measured(measured_bytes, unit, ink)
-    return alt.layer(*_bands(points, moment, ink), areas, *_peak(plan, moment, unit, ink), *measured, hover).properties(
-        width=width, height=height
-    )
+    measured = [] if measured_bytes is None else [_measured(measured_bytes, unit, ink)]
+    return alt.layer(
+        *_bands(points, moment, width_in(width), ink), areas, *_peak(plan, moment, unit, ink), hover, *measured
+    ).properties(width=width, height=height)
 
 
-def _bands(points: Sequence[TimelinePoint], moment: Any, ink: str) -> Iterable[Any]:
+def _bands(points: Sequence[TimelinePoint], moment: Any, across: str, ink: str) -> Iterable[Any]:
     """Yield the shading of backward phases, the names of the phases above it, and of the updates above those."""
     import altair as alt
 
@@ -92,7 +92,7 @@ def _bands(points: Sequence[TimelinePoint], moment: Any, ink: str) -> Iterable[A
         ]
         yield (
             alt.Chart(values(texts))
-            .transform_filter("datum.share * width > datum.room")
+            .transform_filter(f"datum.share * {across} > datum.room")
             .mark_text(align="left", dx=3, color=ink, fontSize=12, fontWeight=weight)
             .encode(x=moment, y=alt.value(height), text="text:N")
         )
@@ -113,15 +113,13 @@ def _peak(plan: MemoryPlan, moment: Any, unit: int, ink: str) -> Iterable[Any]:
     ).encode(text="text:N")
 
 
-def _measured(num_bytes: int, unit: int, ink: str) -> Iterable[Any]:
-    """Yield a line across the chart at the measured peak, with a text at its left end."""
+def _measured(num_bytes: int, unit: int, ink: str) -> Any:
+    """Return a line across the chart at the measured peak."""
     import altair as alt
 
-    base = alt.Chart(values([{"total": num_bytes / unit, "text": f"measured peak {format_bytes(num_bytes)}"}]))
-    yield base.mark_rule(color=ink, strokeDash=[5, 3], opacity=0.8).encode(y="total:Q")
-    yield base.mark_text(color=ink, fontSize=12, align="left", dx=4, dy=-7).encode(
-        x=alt.value(0), y="total:Q", text="text:N"
-    )
+    line = alt.Chart(values([{"total": num_bytes / unit, "amount": format_bytes(num_bytes)}]))
+    told = alt.Tooltip("amount:N", title="measured peak")
+    return line.mark_rule(color=ink, strokeDash=[5, 3], opacity=0.8).encode(y="total:Q", tooltip=told)
 
 
 def _stretches(

@@ -26,6 +26,14 @@ DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 """How lines are broken when the colours begin again."""
 
 
+def width_in(width: int | str) -> str:
+    """Return what stands for a chart's width in expressions: a number, or the signal of one fitted to its box.
+
+    In a row of charts the signal is that of the row, so there widths are numbers.
+    """
+    return "width" if isinstance(width, str) else str(width)
+
+
 def values(rows: Iterable[Mapping[str, Any]]) -> Any:
     """Return rows as data of a chart."""
     import altair as alt
@@ -33,13 +41,13 @@ def values(rows: Iterable[Mapping[str, Any]]) -> Any:
     return alt.InlineData(values=list(rows))
 
 
-def layer_colours(field: str, names: Iterable[tuple[str, str]], *, legend: bool) -> Any:
-    """Return the colour of a field whose values are names; a page draws its legend itself."""
+def layer_colours(field: str, names: Iterable[tuple[str, str]], *, columns: int | None) -> Any:
+    """Return the colour of a field whose values are names; without columns there is no legend, a page has its own."""
     import altair as alt
 
     known = list(names)
     scale = alt.Scale(domain=[name for name, _ in known], range=[colour for _, colour in known])
-    shown = alt.Legend(orient="bottom") if legend else None
+    shown = alt.Legend(orient="bottom", columns=columns) if columns else None
     return alt.Color(f"{field}:N", title=None, sort=[name for name, _ in known], scale=scale, legend=shown)
 
 
@@ -64,3 +72,10 @@ def themed(chart: Any, ink: str) -> Any:
         .configure_legend(labelColor=ink, titleColor=ink, labelFontSize=13, symbolType="square")
         .configure_title(color=ink, subtitleColor=ink, anchor="start", fontSize=16, subtitleFontSize=13)
     )
+
+
+def on_page(chart: Any) -> dict[str, Any]:
+    """Return a chart as data for a page, as wide as its box."""
+    fitted = chart.properties(autosize={"type": "fit-x", "contains": "padding"})
+    data: dict[str, Any] = themed(fitted, PAGE_INK).to_dict()
+    return data

@@ -70,7 +70,7 @@ def how_drawn(names: Sequence[Named]) -> str:
 
 def without_time(names: Sequence[Named]) -> list[str]:
     """Return the names with a run that has losses but does not say when its updates ended."""
-    return [named.name for named in names if any(_untimed(losses(run)) for _, run in named.runs)]
+    return [named.short for named in names if any(_untimed(losses(run)) for _, run in named.runs)]
 
 
 def _untimed(points: Sequence[Point]) -> bool:
@@ -121,7 +121,7 @@ def _row(
     yield {
         "key": named.key,
         "run": f"{named.key}r{number}",
-        "optimizer": named.name,
+        "optimizer": named.short,
         "seed": seed,
         "update": point.update,
         "seconds": point.training_s,
@@ -132,7 +132,7 @@ def _row(
 
 def _in_words(names: Sequence[Named], against: Against) -> str:
     ends = (
-        f"{named.name} from {points[0].loss:.4f} to {points[-1].loss:.4f}"
+        f"{named.short} from {points[0].loss:.4f} to {points[-1].loss:.4f}"
         for named in names
         for _, run in named.runs
         if (points := losses(run))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.look import LAYERS, REST, layer_colours, values
+from effcli.report.charts.look import LAYERS, REST, layer_colours, values, width_in
 from effcli.report.charts.names import Named
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Category, Phase, format_bytes
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from effcli.memory.plan import MemoryPlan, PhaseBytes
 
 SIDES = {"p": "predicted", "m": "measured"}
+AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
+"""What begins the total of a bar that holds no whole peak."""
 _STEP = 22
 _ROOM = 84
-_ROOM_OF_REMARK = 150
-"""Pixels to the right of the longest bar, for its total, and where this needs a remark."""
+"""Pixels to the right of the longest bar, for its total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar: what it shows, its parts with their bytes from the left, and what the text at its end adds."""
+    """One bar: what it shows, and its parts with their bytes from the left. `is_whole` says that they make a peak."""
 
     side: str
     parts: tuple[tuple[str, int], ...]
-    remark: str = ""
+    is_whole: bool = True
 
     @property
     def total_bytes(self) -> int:
@@ -51,7 +52,7 @@ def predicted_bar(run: RunRecord) -> Bar:
         return Bar(side="p", parts=tuple((LAYERS[category][0], amounts[category]) for category in LAYERS))
     held = (run.model.weights_bytes, run.optimizer.state_bytes, run.model.gradients_bytes)
     parts = tuple((LAYERS[category][0], amount) for category, amount in zip(LAYERS, held, strict=False))
-    return Bar(side="p", parts=parts, remark="so far known")
+    return Bar(side="p", parts=parts, is_whole=False)
 
 
 def measured_bar(run: RunRecord) -> Bar | None:
@@ -69,7 +70,7 @@ def measured_bar(run: RunRecord) -> Bar | None:
         known.append((Category.GRADIENTS, measured.gradients_bytes))
     parts = [(LAYERS[category][0], num_bytes) for category, num_bytes in known if num_bytes is not None]
     if peak_bytes is None:
-        return Bar(side="m", parts=tuple(parts), remark="without peak")
+        return Bar(side="m", parts=tuple(parts), is_whole=False)
     rest = peak_bytes - sum(num_bytes for _, num_bytes in parts)
     return Bar(side="m", parts=(*parts, (REST[0], rest)) if rest >= 0 else ((REST[0], peak_bytes),))
 
@@ -97,13 +98,15 @@ def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: 
     bars = {named.key: bars_of(run) for named, run in shown}
     largest = max(1, *(bar.total_bytes for own in bars.values() for bar in own))
     unit, unit_name = common_unit(largest)
+    present = {part for own in bars.values() for bar in own for part, num_bytes in bar.parts if num_bytes}
+    used = [layer for layer in (*LAYERS.values(), REST) if layer[0] in present]
     rows = [f"{key}{side}" for key, own in bars.items() for side in ("h", *(bar.side for bar in own))]
     scale = alt.Scale(domain=rows, paddingInner=0.25, paddingOuter=0.1)
     labels = f"{{h: '', p: '{SIDES['p']}', m: '{SIDES['m']}'}}[slice(datum.label, -1)]"
     axis = alt.Axis(labelExpr=labels, title=None, ticks=False, domain=False, labelPadding=8)
     y = alt.Y("row:N", sort=None, scale=scale, axis=axis)
-    room = _ROOM_OF_REMARK if any(bar.remark for own in bars.values() for bar in own) else _ROOM
-    longest = alt.ExprRef(f"{largest / unit} * width / max(width - {room}, 40)")
+    across = width_in(width)
+    longest = alt.ExprRef(f"{largest / unit} * {across} / max({across} - {_ROOM}, 40)")
     x_scale = alt.Scale(domainMin=0, domainMax=longest, nice=False)
     x = alt.X("start:Q", title=unit_name, scale=x_scale, axis=alt.Axis(tickCount=5))
     parts = (
@@ -113,12 +116,20 @@ def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: 
             x=x,
             x2="end:Q",
             y=y,
-            color=layer_colours("part", (*LAYERS.values(), REST), legend=legend),
+            color=layer_colours("part", used, columns=2 if legend else None),
             tooltip=[alt.Tooltip(f"{field}:N") for field in ("optimizer", "side", "part", "amount")],
         )
     )
-    heads = alt.Chart(values({"row": f"{named.key}h", "text": named.name} for named, _ in shown))
-    heading = heads.mark_text(align="left", baseline="middle", color=ink, fontWeight="bold", fontSize=13, dy=3)
+    heads = alt.Chart(values({"row": f"{named.key}h", "text": named.short} for named, _ in shown))
+    heading = heads.mark_text(
+        align="left",
+        baseline="middle",
+        color=ink,
+        fontWeight="bold",
+        fontSize=13,
+        dy=3,
+        limit=alt.ExprRef(width_in(width)),
+    )
     totals = alt.Chart(values(_total_rows(bars, unit, unit_name))).mark_text(align="left", dx=6, color=ink, fontSize=12)
     layers = [
         parts,
@@ -133,7 +144,7 @@ def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: 
     if ticks:
         marks = alt.Chart(values(ticks)).mark_tick(color=ink, thickness=2, size=_STEP)
         layers.append(marks.encode(x="start:Q", y=y, tooltip=alt.Tooltip("amount:N", title="planned for this batch")))
-    described = "; ".join(f"{named.name}: {_in_words(bars[named.key])}" for named, _ in shown)
+    described = "; ".join(f"{named.short}: {_in_words(bars[named.key])}" for named, _ in shown)
     return alt.layer(*layers).properties(width=width, height=_STEP * len(rows), description=described)
 
 
@@ -153,7 +164,7 @@ def _part_rows(
                         "row": f"{named.key}{bar.side}",
                         "start": start / unit,
                         "end": (start + num_bytes) / unit,
-                        "optimizer": named.name,
+                        "optimizer": named.short,
                         "side": SIDES[bar.side],
                         "part": part,
                         "amount": format_bytes(num_bytes),
@@ -164,5 +175,5 @@ def _part_rows(
 def _total_rows(bars: dict[str, tuple[Bar, ...]], unit: int, unit_name: str) -> Iterable[dict[str, Any]]:
     for key, own in bars.items():
         for bar in own:
-            text = " ".join((f"{in_unit(bar.total_bytes, unit)} {unit_name}", bar.remark)).rstrip()
+            text = f"{'' if bar.is_whole else AT_LEAST}{in_unit(bar.total_bytes, unit)} {unit_name}"
             yield {"row": f"{key}{bar.side}", "start": bar.total_bytes / unit, "text": text}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from effcli.report.charts.look import DASHES, SERIES
 from effcli.report.text import plain
+from effcli.units import cut
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord, Summary
     from effcli.measure.record import RunRecord
+
+_SHORT = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,11 @@ class Named:
     dash: tuple[int, ...]
     summary: Summary
     runs: tuple[tuple[int, RunRecord], ...]
+
+    @property
+    def short(self) -> str:
+        """Return the name, cut where it would crowd out what it names."""
+        return cut(self.name, _SHORT)
 
     @property
     def run(self) -> RunRecord | None:
@@ -61,7 +70,8 @@ def key_scale(names: Sequence[Named], *, legend: bool, dashes: bool = False) -> 
     import altair as alt
 
     keys = [named.key for named in names]
-    shown = alt.Legend(orient="bottom", columns=3, labelExpr=label_of(names), symbolType="stroke") if legend else None
+    look = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 3, "labelLimit": 140, "columns": 2}
+    shown = alt.Legend(orient="bottom", labelExpr=label_of(names), **look) if legend else None
     colours = alt.Scale(domain=keys, range=[named.colour for named in names])
     drawn: dict[str, object] = {"color": alt.Color("key:N", title=None, sort=keys, scale=colours, legend=shown)}
     if dashes:
@@ -72,6 +82,4 @@ def key_scale(names: Sequence[Named], *, legend: bool, dashes: bool = False) -> 
 
 def label_of(names: Sequence[Named]) -> str:
     """Return Vega's expression for the name that a label's key stands for."""
-    import json
-
-    return f"{json.dumps([named.name for named in names])}[toNumber(slice(datum.label, 1))]"
+    return f"{json.dumps([named.short for named in names])}[toNumber(slice(datum.label, 1))]"

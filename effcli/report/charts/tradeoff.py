@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log1p
 from typing import Any
 
-from effcli.report.charts.look import values
+from effcli.report.charts.look import values, width_in
 from effcli.report.charts.names import Named, key_scale
 from effcli.units import format_bytes
 
@@ -17,6 +17,8 @@ _BEND = 0.003
 _TICKS = (0, 0.001, 0.01, 0.1, 1, 2, 4, 8, 16)
 _BITS = (0, 4, 8, 16, 32, 64)
 _BYTES_PER_PARAMETER = (0.01, 0.1, 1, 2, 4, 8)
+_SMALLEST, _LARGEST = 60, 900
+"""Areas of points in square pixels."""
 _NEAR = 0.05
 """Share of an axis within which two points get one label."""
 
@@ -91,14 +93,21 @@ def tradeoff_chart(names: Sequence[Named], *, width: int | str, ink: str) -> Any
         for measured in sorted({one.measured for one in kept})
     ]
     texts = [
-        alt.Chart(values(rows))
-        .mark_text(align=align, color=ink, fontSize=13, fontWeight="bold", dx=dx, dy=-18)
+        alt.Chart(values([{"x": group[0].statistics, "y": group[0].bits, "text": text}]))
+        .mark_text(
+            align=align,
+            color=ink,
+            fontSize=13,
+            fontWeight="bold",
+            dx=dx,
+            dy=-_radius(group, kept) - 7,
+            limit=alt.ExprRef(f"{width_in(width)} / 2"),
+        )
         .encode(x=x, y=y, text="text:N")
-        for align, dx, rows in _labels(kept, right, top)
-        if rows
+        for group, text, align, dx in _labels(kept, right, top)
     ]
     described = "; ".join(
-        f"{one.named.name}: {one.statistics:.4g} statistics of {one.bits:.3g} bits, {format_bytes(one.state_bytes)}"
+        f"{one.named.short}: {one.statistics:.4g} statistics of {one.bits:.3g} bits, {format_bytes(one.state_bytes)}"
         for one in kept
     )
     layers = [lines.encode(x=x, y=y, detail="line:N"), notes.encode(x=x, y=y, text="text:N"), *points, *texts]
@@ -109,13 +118,13 @@ def _area(kept: Sequence[Kept]) -> Any:
     """Return the area of points in square pixels: in proportion to bytes, but never too small to be seen."""
     import altair as alt
 
-    return alt.Scale(domain=[0, max(1, *(one.state_bytes for one in kept))], range=[60, 900], nice=False)
+    return alt.Scale(domain=[0, max(1, *(one.state_bytes for one in kept))], range=[_SMALLEST, _LARGEST], nice=False)
 
 
 def _point(one: Kept) -> dict[str, Any]:
     return {
         "key": one.named.key,
-        "optimizer": one.named.name,
+        "optimizer": one.named.short,
         "x": one.statistics,
         "y": one.bits,
         "state_bytes": one.state_bytes,
@@ -137,28 +146,29 @@ def _curves(right: float, top: float) -> Iterable[dict[str, Any]]:
             yield {"line": place, "x": statistics, "y": 8 * num_bytes / statistics, "text": text}
 
 
-def _labels(kept: Sequence[Kept], right: float, top: float) -> Iterable[tuple[str, int, list[dict[str, Any]]]]:
-    """Yield alignment, shift and rows of labels; points that nearly coincide share one."""
+def _labels(kept: Sequence[Kept], right: float, top: float) -> Iterable[tuple[list[Kept], str, str, int]]:
+    """Yield points with their label, its alignment and its shift; points that nearly coincide share one."""
     groups: list[list[Kept]] = []
     for one in kept:
-        near = (group for group in groups if _near(group[0], one, right, top))
-        group = next(near, None)
+        group = next((group for group in groups if _near(group[0], one, right, top)), None)
         if group is None:
             groups.append([one])
         else:
             group.append(one)
-    placed: dict[str, list[dict[str, Any]]] = {"left": [], "center": [], "right": []}
     for group in groups:
         share = _place(group[0].statistics, right)
-        side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
-        text = ", ".join(one.named.name for one in group)
-        placed[side].append({"x": group[0].statistics, "y": group[0].bits, "text": text})
-    shifts = {"left": -4, "center": 0, "right": 10}
-    return ((side, shifts[side], rows) for side, rows in placed.items())
+        align, dx = ("left", -4) if share < 0.25 else ("right", 10) if share > 0.75 else ("center", 0)
+        yield group, ", ".join(one.named.short for one in group), align, dx
+
+
+def _radius(group: Sequence[Kept], kept: Sequence[Kept]) -> float:
+    """Return the radius in pixels of the largest point of a group."""
+    share = max(one.state_bytes for one in group) / max(1, *(one.state_bytes for one in kept))
+    return math.sqrt((_SMALLEST + (_LARGEST - _SMALLEST) * share) / math.pi)
 
 
 def _place(statistics: float, right: float) -> float:
-    return log1p(statistics / _BEND) / log1p(right * 1.4 / _BEND)
+    return math.log1p(statistics / _BEND) / math.log1p(right * 1.4 / _BEND)
 
 
 def _near(first: Kept, other: Kept, right: float, top: float) -> bool:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.files import write_text
 from effcli.report.charts.live import live_chart
-from effcli.report.charts.look import LAYERS, PAGE_INK, REST, themed
+from effcli.report.charts.look import LAYERS, PAGE_INK, REST, on_page
 from effcli.report.charts.loss import how_drawn, loss_chart, without_time
-from effcli.report.charts.memory import bars_of, memory_chart, planned_for_profiled
+from effcli.report.charts.memory import AT_LEAST, bars_of, memory_chart, planned_for_profiled
 from effcli.report.charts.names import Named, names_of
+from effcli.report.charts.series import losses
 from effcli.report.charts.tradeoff import tradeoff_chart
-from effcli.report.page.headline import failures, headline, title_of, what_ran
+from effcli.report.figures import amount
+from effcli.report.headline import failures, headline, title_of, what_ran
 from effcli.report.page.settings import settings_section
-from effcli.report.page.shell import chart_box, document, escaped, legend
+from effcli.report.page.shell import chart_box, document, escaped, layer_legend, legend
 from effcli.report.page.tables import (
     evaluation_table,
     memory_table,
@@ -70,7 +72,7 @@ def _memory(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterab
     if chart is None:
         yield '<p class="missing">No run left a record.</p></section>'
         return
-    charts["memory"] = _described(chart)
+    charts["memory"] = on_page(chart)
     runs = [named.run for named in names if named.run is not None]
     parts = {part for run in runs for bar in bars_of(run) for part, num_bytes in bar.parts if num_bytes}
     yield f'<p class="how">{" ".join(_about_bars(names, parts))}</p>'
@@ -91,8 +93,8 @@ def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:
             "The predicted bar is of the largest batch; the mark on a measured bar is the peak that was planned for"
             " the batch that was profiled."
         )
-    if any(bar.remark for run in runs for bar in bars_of(run)):
-        yield "Where no peak is known, bars hold weights, gradients and state alone."
+    if not all(bar.is_whole for run in runs for bar in bars_of(run)):
+        yield f"Where no peak is known, bars hold weights, gradients and state alone ({AT_LEAST.strip()})."
     if len({seed for named in names for seed, _ in named.runs}) > 1:
         yield "Of several seeds the first that finished is drawn."
 
@@ -103,14 +105,16 @@ def _losses(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterab
         yield '<p class="missing">Nothing was trained, so there are no losses.</p></section>'
         return
     yield f'<p class="how">{escaped(how_drawn(names))}</p>'
-    yield legend((named.name, named.colour, named.dash) for named in names)
+    yield legend(
+        (named.short, named.colour, named.dash) for named in names if any(losses(run) for _, run in named.runs)
+    )
     yield '<div class="grid">'
     for against, title in (("updates", "Against updates"), ("time", "Against time of training")):
         chart = loss_chart(names, against, width="container", ink=PAGE_INK, legend=False)  # type: ignore[arg-type]
         yield f"<figure><h3>{title}</h3>"
         missing = without_time(names) if against == "time" else []
         if chart is not None:
-            charts[f"loss-{against}"] = _described(chart)
+            charts[f"loss-{against}"] = on_page(chart)
             yield chart_box(f"loss-{against}")
         if missing:
             told = escaped(", ".join(missing))
@@ -129,7 +133,7 @@ def _tradeoff(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iter
     if chart is None:
         yield '<p class="missing">No run left a record.</p></section>'
         return
-    charts["tradeoff"] = _described(chart)
+    charts["tradeoff"] = on_page(chart)
     yield (
         '<p class="how">Areas are bytes of state; open where predicted alone. Along a dashed line a trained parameter'
         " has the same bytes of state: down it takes fewer bits for each statistic, left fewer statistics.</p>"
@@ -152,8 +156,8 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
     highest = max(
         *(total_bytes(point) for _, _, plan in shown for point in plan.timeline), *(peak or 0 for peak in peaks)
     )
-    yield '<p class="how">Moments in order, not to scale of time. Dashed: the measured peak of a later update.</p>'
-    yield legend((name, colour, None) for name, colour in LAYERS.values())
+    yield '<p class="how">Moments in order, not to scale of time. Dashed: the measured peak.</p>'
+    yield layer_legend()
     yield '<div class="grid small">'
     for (named, _, plan), peak in zip(shown, peaks, strict=True):
         key = f"live-{named.key}"
@@ -166,13 +170,7 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
             highest_bytes=round(highest * 1.08),
             measured_bytes=peak,
         )
-        charts[key] = _described(chart.properties(description=f"Live bytes over an update with {named.name}"))
-        yield f"<figure><h3>{escaped(named.name)}</h3>{chart_box(key)}</figure>"
+        charts[key] = on_page(chart.properties(description=f"Live bytes over an update with {named.short}"))
+        told = f"planned {amount(plan.peak_allocated_bytes)}{'' if peak is None else f', measured {amount(peak)}'}"
+        yield f'<figure><h3>{escaped(named.short)}</h3><p class="how">{told}</p>{chart_box(key)}</figure>'
     yield f"</div><details><summary>Peaks by phase</summary>{phase_table(names)}</details></section>"
-
-
-def _described(chart: Any) -> dict[str, Any]:
-    """Return a chart as data, fitted to the width of its box."""
-    fitted = chart.properties(autosize={"type": "fit-x", "contains": "padding"})
-    described: dict[str, Any] = themed(fitted, PAGE_INK).to_dict()
-    return described

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.names import Named
-from effcli.report.page.figures import NONE
+from effcli.report.figures import NONE
 from effcli.report.page.shell import escaped
 from effcli.report.page.tables import text_table
 from effcli.report.text import plain
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from effcli.measure.record import RunRecord
 
 _UNSET = "-"
+_TOLD_BY_FILES = ("output.out", "out")
+"""Keys of the folder of a run in its settings and in its environment."""
 
 
 def settings_section(record: ComparisonRecord, names: Sequence[Named]) -> Iterable[str]:
     """Yield tables of settings, surroundings and files, and the notes."""
     runs = [(_label(named, seed, names), run) for named in names for seed, run in named.runs]
-    for title, facts in (
-        ("Settings", [(label, _flat(run.spec)) for label, run in runs]),
-        ("Environment", [(label, _flat(run.environment)) for label, run in runs]),
+    for title, verb, facts in (
+        ("Settings", "differ", [(label, _flat(run.spec)) for label, run in runs]),
+        ("Environment", "differs", [(label, _flat(run.environment)) for label, run in runs]),
     ):
         shared, differing = _split(facts)
         if differing:
             labels = [label for label, _ in facts]
-            yield f"<h3>{title} that differ</h3>"
-            yield text_table(f"{title} that differ", ("setting", *labels), differing)
+            yield f"<h3>{title} that {verb}</h3>"
+            yield text_table(f"{title} that {verb}", ("setting", *labels), differing)
         if shared:
             every = f"{title} of {'every run' if len(runs) > 1 else 'the run'}"
             yield f"<details><summary>{every}</summary>{text_table(every, ('setting', 'value'), shared)}</details>"
@@ -43,7 +45,7 @@ def settings_section(record: ComparisonRecord, names: Sequence[Named]) -> Iterab
 
 def _label(named: Named, seed: int, names: Sequence[Named]) -> str:
     several = any(len(other.runs) > 1 for other in names)
-    return f"{named.name}, seed {seed}" if several else named.name
+    return f"{named.short}, seed {seed}" if several else named.short
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -69,7 +71,7 @@ def _split(facts: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[list[tuple[s
     """Return what all runs share, as key and value, and what differs, as key and each run's value."""
     shared: list[tuple[str, ...]] = []
     differing: list[tuple[str, ...]] = []
-    for key in dict.fromkeys(key for _, own in facts for key in own):
+    for key in dict.fromkeys(key for _, own in facts for key in own if key not in _TOLD_BY_FILES):
         own = [flat.get(key, _UNSET) for _, flat in facts]
         if len(set(own)) == 1:
             shared.append((key, own[0]))

@@ -11,6 +11,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from effcli.report.charts.look import LAYERS
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """What a browser lets the page do: draw itself. Scripts run by their hash alone; vega sets styles as it goes."""
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
@@ -74,6 +76,11 @@ def legend(entries: Iterable[tuple[str, str, tuple[int, ...] | None]]) -> str:
         picture = f'<svg width="{width}" height="16" aria-hidden="true">{shape}</svg>'
         items.append(f"<li>{picture}{escaped(name)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def layer_legend() -> str:
+    """Return the legend of all categories of memory."""
+    return legend((name, colour, None) for name, colour in LAYERS.values())
 
 
 def _dashes(dash: tuple[int, ...]) -> str:

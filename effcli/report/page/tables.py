@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from effcli.report.charts.memory import peak_of
 from effcli.report.charts.names import Named
 from effcli.report.charts.tradeoff import kept_by
-from effcli.report.page.figures import NONE, amount, difference, number, ratio
+from effcli.report.figures import NONE, amount, difference, number, ratio
 from effcli.report.page.shell import escaped
 from effcli.report.rows import memory_rows
 from effcli.report.text import common_unit, in_unit, plain
-from effcli.units import Category, count, format_count
+from effcli.units import Category, count, format_bytes, format_count
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import Summary
@@ -42,7 +42,10 @@ def summary_table(names: Sequence[Named]) -> str:
     lines = [named.summary for named in names]
     columns = [key for key in (*_BYTES, *_NUMBERS) if any(getattr(line, key) is not None for line in lines)]
     titles = ["optimizer", "status", *(({**_BYTES, **_NUMBERS})[key] for key in columns)]
-    head = "".join(f'<th scope="col"><button type="button">{title}</button></th>' for title in titles)
+    head = "".join(
+        f'<th scope="col"{" class=text" if title == "status" else ""}><button type="button">{title}</button></th>'
+        for title in titles
+    )
     rows = []
     units = {key: common_unit(max(getattr(line, key) or 0 for line in lines)) for key in columns if key in _BYTES}
     for place, named in enumerate(names):
@@ -66,7 +69,10 @@ def _cell(line: Summary, key: str, unit: tuple[int, str] | None, *, first: bool)
         return f'<td class="none">{NONE}</td>'
 
     def written(amount: float, digits: int = 4) -> str:
-        return f"{in_unit(round(amount), unit[0])} {unit[1]}" if unit else number(amount, digits)
+        if unit is None:
+            return number(amount, digits)
+        tiny = 0 < amount < unit[0] / 100
+        return format_bytes(round(amount)) if tiny else f"{in_unit(round(amount), unit[0])} {unit[1]}"
 
     spread, share = line.spread.get(key), line.ratios.get(key)
     small = [] if spread is None else [f"&plusmn; {written(spread.deviation, 2)}"]

@@ -1,4 +1,4 @@
-"""What the page says first: one sentence of numbers, what was run, and what went wrong."""
+"""What page and picture say first: one sentence of numbers, what was run, and what went wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from effcli.report.charts.names import Named
-from effcli.report.page.figures import amount, number, ratio
+from effcli.report.figures import amount, number, ratio
 from effcli.report.text import plain
 from effcli.units import count
 
@@ -26,16 +26,16 @@ def headline(names: Sequence[Named]) -> str:
     held = "held" if measured else "would hold"
     first, *others = known
     if not others:
-        return f"{first.name} {held} {amount(_state_bytes(first))} of optimizer state{_peak(first)}."
+        return f"{first.short} {held} {amount(_state_bytes(first))} of optimizer state{_peak(first)}."
     if _state_bytes(first) == 0:
-        return f"{first.name} {held} no optimizer state; {_listed([_plainly(named) for named in _told(others)])}."
+        return f"{first.short} {held} no optimizer state; {_listed([_plainly(named) for named in _told(others)])}."
     told = [_beside(named, first, "" if place else f"{held} ") for place, named in enumerate(_told(others))]
-    return f"Of {first.name}'s {amount(_state_bytes(first))} of optimizer state, {_listed(told)}."
+    return f"Of {first.short}'s {amount(_state_bytes(first))} of optimizer state, {_listed(told)}."
 
 
 def title_of(names: Sequence[Named]) -> str:
     """Return the names side by side and the model, for the tab of the browser."""
-    shown = [named.name for named in names[:_MOST]]
+    shown = [named.short for named in names[:_MOST]]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(shown)}{more} on {_model(names)}"
 
@@ -83,11 +83,11 @@ def _told(others: Sequence[Named]) -> list[Named]:
 
 def _beside(named: Named, first: Named, verb: str) -> str:
     share = _state_bytes(named) / _state_bytes(first)
-    return f"{named.name} {verb}{ratio(share)} ({amount(_state_bytes(named))})"
+    return f"{named.short} {verb}{ratio(share)} ({amount(_state_bytes(named))})"
 
 
 def _plainly(named: Named) -> str:
-    return f"{named.name} {amount(_state_bytes(named))}"
+    return f"{named.short} {amount(_state_bytes(named))}"
 
 
 def _state_bytes(named: Named) -> int:
