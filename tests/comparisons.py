@@ -182,7 +182,7 @@ def run(name: str, seed: int = 42, *, updates: int = UPDATES, **changes: Any) ->
     slower = 1 + (seed - 42) / 50
     totals = [total for update, total in _totals(kind) if update]
     profiled = ProfiledUpdate(
-        update=3, rows=8, tokens=1024, peak_allocated_bytes=max(totals) + 2048,
+        update=3, rows=8, tokens=128, peak_allocated_bytes=max(totals) + 2048,
         planned_peak_allocated_bytes=max(totals), timeline_bytes=tuple(total + 2048 for total in totals),
     )  # fmt: skip
     speed = 1 / (kind.seconds_per_update * slower)

@@ -166,7 +166,7 @@ def test_every_prediction_names_its_basis(capsys: pytest.CaptureFixture[str]) ->
 
 def test_on_a_cpu_the_peak_is_that_of_a_profiled_update_or_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     text = one_line(shown(capsys, comparisons.three()))
-    assert "the CPU's allocator during one warm update: update 3, 8 rows, 1,024 tokens; predicted for that" in text
+    assert "the CPU's allocator during one warm update: update 3, 8 rows x 128 tokens; predicted for that" in text
     run = comparisons.run("adamw")
     assert run.measured is not None
     unprofiled = run.measured.model_copy(update={"profiled": None, "peak_allocated_bytes": None})
@@ -242,6 +242,18 @@ def test_several_seeds_show_mean_and_deviation(capsys: pytest.CaptureFixture[str
     assert "±" not in part(text, "Memory")
 
 
+def test_a_name_of_which_one_seed_failed_shows_the_mean_of_the_others_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [comparisons.run("adamw", seed) for seed in (42, 43, 44)]
+    failed = comparisons.run("adamw", 45, updates=10, status="failed", failure="out of memory")
+    text = shown(capsys, comparisons.comparison([*runs, failed], status="failed"))
+    results = part(text, "Speed and results")
+    assert line_below(results, "adamw")[:3] == ["1", "of", "4"]
+    assert "failed" in results
+    assert row(results, "adamw")[4] == f"{statistics.mean(run.history[-1].loss or 0 for run in runs):.4f}"
+
+
 def test_bytes_that_differ_between_seeds_show_their_deviation(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [comparisons.run("adamw", seed) for seed in (42, 43)]
     assert runs[1].measured is not None
@@ -268,7 +280,16 @@ def test_what_is_not_completed_is_told_with_its_reason_and_what_to_type(capsys: 
     assert "adam8bit 42 interrupted 20 of 60 stopped by SIGINT" in unfinished
     assert "lion8bit 42 missing n/a not started" in unfinished
     assert "adam8bit, seed 42: its results are those after update 20 of 60" in text
-    assert "effcli compare --out runs/comparison --resume" in text
+    assert "effcli compare --resume --out runs/comparison" in text
+
+
+def test_what_could_not_be_planned_is_told_without_a_command_that_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+    done = comparisons.comparison([comparisons.planned("adamw")])
+    wrong = Attempt(name="galore", seed=42, status="failed", failure="it needs a matrix", exit_code=2)
+    text = shown(capsys, compared([*done.attempts, wrong], done.runs, status="failed"))
+    assert text.startswith("effcli compare: failed, 1 of 2 runs planned\n")
+    assert row(part(text, "Not planned"), "galore") == ["galore", "42", "failed", "n/a", "it needs a matrix"]
+    assert "--resume" not in text
 
 
 def test_where_the_first_has_no_measurement_there_is_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,8 +302,8 @@ def test_a_machine_that_others_used_is_said_beside_the_times(capsys: pytest.Capt
     record = comparisons.three()
     busy = [attempt.model_copy(update={"others_share": 0.43}) for attempt in record.attempts[:1]]
     text = shown(capsys, compared([*busy, *record.attempts[1:]], record.runs, status="completed"))
-    assert "adamw, seed 42: others took 43% of the processors" in one_line(text)
-    assert "others took" not in shown(capsys, record)
+    assert "other processes took up to 43% of the processors: times say little" in one_line(text)
+    assert "other processes" not in shown(capsys, record)
 
 
 def test_what_all_runs_share_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,13 +59,21 @@ def joined(sources: Sequence[tuple[Path, RunRecord | ComparisonRecord]]) -> Comp
 
 
 def flat_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as `section.name`, those of output aside; what an older record lacks has its default."""
-    known = RunSpec().model_dump(mode="json", exclude={"output"})
-    return {
-        f"{section}.{key}": value
-        for section, defaults in known.items()
-        for key, value in {**defaults, **mapping(spec.get(section))}.items()
-    }
+    """Return the settings as `section.name`, those of output aside; what an older record lacks has its default.
+
+    Each of several values under one name stands for itself, such as `optim.args.momentum`.
+    """
+    flat: dict[str, Any] = {}
+    for section, defaults in RunSpec().model_dump(mode="json", exclude={"output"}).items():
+        for name, value in {**defaults, **mapping(spec.get(section))}.items():
+            inner = value if isinstance(value, Mapping) else {"": value}
+            flat |= {f"{section}.{name}{'.' if key else ''}{key}": part for key, part in inner.items()}
+    return flat
+
+
+def setting_label(key: str) -> str:
+    """Return how a setting is called without its section, such as `momentum`."""
+    return (key.partition(".")[2] or key).removeprefix("args.")
 
 
 def setting_text(value: Any) -> str:
@@ -138,7 +146,7 @@ def _tell_apart(members: Sequence[_Member]) -> None:
             member.label = f"({_folder(member, members)})" if len(places) > 1 else ""
         elif differing:
             member.label = " ".join(
-                f"{key.partition('.')[2]}={cut(member.settings.get(key, 'n/a'), 30)}" for key in differing
+                f"{setting_label(key)}={cut(member.settings.get(key, 'default'), 30)}" for key in differing
             )
 
 

@@ -55,7 +55,13 @@ def _headline(record: ComparisonRecord) -> Text:
     title.append(record.status, style=_LOOK_OF_STATUS.get(record.status, "bold red"))
     ended = [attempt for attempt in record.attempts if attempt.status in ("completed", "planned")]
     runs = count(len(record.attempts), "run")
-    return title.append(f", {runs}" if len(ended) == len(record.attempts) else f", {len(ended)} of {runs} completed")
+    done = "planned" if _is_plan(record) else "completed"
+    return title.append(f", {runs}" if len(ended) == len(record.attempts) else f", {len(ended)} of {runs} {done}")
+
+
+def _is_plan(record: ComparisonRecord) -> bool:
+    """Return whether nothing was to be trained."""
+    return any(attempt.status == "planned" for attempt in record.attempts)
 
 
 def _seeds(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
@@ -87,8 +93,8 @@ def _by_value(difference: Difference) -> str:
 
 
 def _unfinished(record: ComparisonRecord) -> Table:
-    """Return the runs that did not end as they should, with the reason."""
-    table = ruled_table("Not completed", "optimizer", "seed")
+    """Return the runs that did not end as they should, or could not be planned, with the reason."""
+    table = ruled_table("Not planned" if _is_plan(record) else "Not completed", "optimizer", "seed")
     table.add_column("status", no_wrap=True)
     table.add_column("updates", justify="right", overflow="fold")
     table.add_column("reason", overflow="fold")
@@ -106,9 +112,9 @@ def _unfinished(record: ComparisonRecord) -> Table:
 def _to_type(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     """Yield the command that makes the runs that are missing."""
     unfinished = [attempt for attempt in record.attempts if attempt.status not in ("completed", "planned")]
-    if unfinished and record.command == "compare":
+    if unfinished and record.command == "compare" and not _is_plan(record):
         folder = shlex.quote(_folder(record) or "FOLDER")
-        yield "to type", f"effcli compare --out {folder} --resume: makes what is not completed, and nothing else"
+        yield "to type", f"effcli compare --resume --out {folder}: makes what is not completed, and nothing else"
 
 
 def _folder(record: ComparisonRecord) -> str | None:

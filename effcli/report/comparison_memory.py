@@ -36,12 +36,23 @@ def first_run(record: ComparisonRecord, name: str) -> RunRecord | None:
     return next((run for run in runs if run is not None), None)
 
 
-def add_lines(table: Table, line: Summary, means: Sequence[str], deviations: Sequence[str]) -> None:
-    """Add the row of one name and, below it, its status unless it is well and its deviations over seeds."""
+def add_lines(
+    table: Table, record: ComparisonRecord, line: Summary, means: Sequence[str], deviations: Sequence[str]
+) -> None:
+    """Add the row of one name and, below it, what did not end well and its deviations over seeds."""
     table.add_row(plain(line.name).strip() or "(no name)", *means)
-    status = "" if line.status in ("completed", "planned") else line.status
+    status = _status(record, line)
     if status or any(deviations):
         table.add_row(f"  {status}", *deviations, style="yellow" if status else "dim")
+
+
+def _status(record: ComparisonRecord, line: Summary) -> str:
+    """Return how the runs of a name ended, and how many of them, where that is not well; else nothing."""
+    if line.status in ("completed", "planned"):
+        return ""
+    ended = [attempt.status for attempt in record.attempts if attempt.name == line.name]
+    failed = [status for status in ended if status not in ("completed", "planned")]
+    return line.status if len(failed) == len(ended) else f"{len(failed)} of {len(ended)} {line.status}"
 
 
 def memory_table(record: ComparisonRecord, encoding: str) -> Table:
@@ -59,7 +70,7 @@ def memory_table(record: ComparisonRecord, encoding: str) -> Table:
     for line in record.summary:
         cells = [_cell(line, key, unit) for _, key, unit in columns]
         spreads = [_spread(line, key, unit, plus_minus(encoding)) for _, key, unit in columns]
-        add_lines(table, line, cells, spreads if _varies(line) else [])
+        add_lines(table, record, line, cells, spreads if _varies(line) else [])
     return table
 
 
@@ -189,7 +200,7 @@ def _shape(profiled: Sequence[ProfiledUpdate]) -> str:
     """Return of which batch the profiled updates were, and what was predicted for it."""
     shapes = dict.fromkeys((update.update, update.rows, update.tokens) for update in profiled)
     told = [
-        f"update {format_count(update)}, {count(rows, 'row')}, {count(tokens, 'token')}"
+        f"update {format_count(update)}, {count(rows, 'row')} x {count(tokens, 'token')}"
         for update, rows, tokens in shapes
     ]
     planned = all(update.planned_peak_allocated_bytes is not None for update in profiled)

@@ -14,7 +14,7 @@ from effcli.units import format_count
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from effcli.measure.comparison import Attempt, ComparisonRecord, Summary
+    from effcli.measure.comparison import ComparisonRecord, Summary
     from effcli.measure.record import Baselines
 
 _SPEED = "seconds_per_update"
@@ -44,7 +44,7 @@ def results_table(record: ComparisonRecord, encoding: str) -> Table:
     sign = plus_minus(encoding)
     for line in record.summary:
         deviations = [cell for key in keys for cell in _deviation(line, key, sign)]
-        add_lines(table, line, [cell for key in keys for cell in _mean(line, key)], deviations)
+        add_lines(table, record, line, [cell for key in keys for cell in _mean(line, key)], deviations)
     _add_baselines(table, record, keys)
     return table
 
@@ -91,7 +91,7 @@ def _shared_baselines(record: ComparisonRecord) -> Baselines | None:
 def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     """Yield what the times leave out, what the baselines are, and which runs had fewer updates than the others."""
     if any(line.seconds_per_update is not None for line in record.summary):
-        yield "s/update", "training time alone: evaluation and saving are left out"
+        yield "s/update", f"training time alone: evaluation and saving are left out{_disturbance(record)}"
     if any(line.final_loss is not None for line in record.summary):
         yield "losses", "training: that of the last update; eval, and the scores: those of the last evaluation"
     if _shared_baselines(record) is not None:
@@ -100,13 +100,15 @@ def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
             "the last two rows: always the commoner class, and a bag of words, on the same evaluation rows",
         )
     for attempt in record.attempts:
-        if (share := attempt.others_share) is not None and share >= _DISTURBED:
-            yield "mind", f"{_who(attempt)}: others took {share:.0%} of the processors; its times say little"
         run = record.record_of(attempt)
         if run is not None and run.history and run.status not in ("completed", "planned"):
             done, planned = format_count(run.history[-1].update), format_count(run.total_updates)
-            yield "mind", f"{_who(attempt)}: its results are those after update {done} of {planned}"
+            yield "mind", f"{attempt.name}, seed {attempt.seed}: its results are those after update {done} of {planned}"
 
 
-def _who(attempt: Attempt) -> str:
-    return f"{attempt.name}, seed {attempt.seed}"
+def _disturbance(record: ComparisonRecord) -> str:
+    """Return how much of the processors others took during the runs, nothing where that was little."""
+    shares = [attempt.others_share for attempt in record.attempts if attempt.others_share is not None]
+    if not shares or max(shares) < _DISTURBED:
+        return ""
+    return f"; other processes took up to {max(shares):.0%} of the processors: times say little"

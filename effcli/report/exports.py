@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
 from effcli.files import write_text
-from effcli.packages import require_package
+from effcli.packages import require_installed
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
@@ -37,7 +37,7 @@ def check_exports(*, html: File, plot: File, csv: File) -> None:
             raise UsageError(f"{flag} '{path}' is a folder; give a file")
     for flag in asked.keys() & set(_DRAWN):
         for package in ("altair", "vl_convert"):
-            require_package(package, f"{flag} {asked[flag]}", pip=PIP)
+            require_installed(package, f"{flag} {asked[flag]}", pip=PIP)
 
 
 def write_exports(record: ComparisonRecord, *, html: File, plot: File, csv: File) -> dict[str, Path]:

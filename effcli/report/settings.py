@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.joining import flat_settings, mapping, setting_text
+from effcli.measure.joining import flat_settings, mapping, setting_label, setting_text
 from effcli.report.text import parameter_counts, rate
 from effcli.units import count, format_count
 
@@ -72,15 +72,14 @@ def _further(runs: Sequence[tuple[str, RunRecord]]) -> Iterator[Difference]:
     """Yield the settings and versions that differ and have no line of their own."""
     flat = [(name, flat_settings(run.spec)) for name, run in runs]
     versions = [(name, mapping(run.environment.get("packages"))) for name, run in runs]
-    for members, skipped in ((flat, _TOLD), (versions, ("torch", "transformers"))):
-        for key in dict.fromkeys(key for _, values in members for key in values if key not in skipped):
+    for members, told, missing in ((flat, _TOLD, "default"), (versions, ("torch", "transformers"), "not installed")):
+        for key in dict.fromkeys(key for _, values in members for key in values if key not in told):
             found: dict[str, dict[str, None]] = {}
             for name, values in members:
-                found.setdefault(setting_text(values.get(key)), {})[name] = None
+                found.setdefault(setting_text(values[key]) if key in values else missing, {})[name] = None
             if len(found) > 1:
-                label = key.partition(".")[2] or key
                 by_value = {value: tuple(names) for value, names in found.items()}
-                yield Difference(label=label, values=by_value, expected=key.startswith("optim."))
+                yield Difference(label=setting_label(key), values=by_value, expected=key.startswith("optim."))
 
 
 def _spec(run: RunRecord, section: str, key: str) -> Any:
