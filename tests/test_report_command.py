@@ -130,6 +130,13 @@ def test_the_same_settings_twice_are_told_apart_by_folder(tmp_path: Path) -> Non
     assert names_of(one, one) == ["adamw", "adamw (2)"]
 
 
+def test_what_is_watched_makes_no_other_run(tmp_path: Path) -> None:
+    watched = changed(comparisons.run("adamw", 43), "loop", profile_memory=True, device="cpu")
+    paths = [saved(tmp_path / "one", comparisons.run("adamw", 42)), saved(tmp_path / "two", watched)]
+    assert names_of(*paths) == ["adamw"]
+    assert "Differs" not in effcli("report", *paths).stdout
+
+
 def test_many_settings_are_no_name(tmp_path: Path) -> None:
     other = changed(comparisons.run("adamw"), "loop", batch_size=1, accum=2, precision="bf16", engine="trainer")
     paths = [saved(tmp_path / "one", comparisons.run("adamw")), saved(tmp_path / "two", other)]

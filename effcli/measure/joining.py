@@ -14,8 +14,12 @@ from effcli.run_folder import RECORD
 from effcli.spec import RunSpec
 from effcli.units import cut
 
-_MOST_SETTINGS = 3
+_MOST_SETTINGS = 2
 """A name that needs more settings than these to be told apart is called by its folder."""
+
+
+NO_OTHER_RUN = frozenset({"loop.seed", "loop.device", "loop.profile_memory"})
+"""Settings that make no other run of it: the seed, what `auto` stands for, and what is watched."""
 
 
 @dataclass(kw_only=True)
@@ -127,7 +131,9 @@ def _seed(record: RunRecord) -> int:
 
 def _told_apart_by(record: RunRecord) -> Mapping[str, str]:
     """Return everything in which two runs of one optimizer may differ, as texts; the seed is none of it."""
-    settings = {key: setting_text(value) for key, value in flat_settings(record.spec).items() if key != "loop.seed"}
+    settings = {
+        key: setting_text(value) for key, value in flat_settings(record.spec).items() if key not in NO_OTHER_RUN
+    }
     if settings["model.name"] == "default":
         settings["model.name"] = record.model.name
     settings["environment.device"] = str(record.environment.get("device_name") or record.environment.get("device"))

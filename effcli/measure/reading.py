@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from effcli.errors import DataError
 from effcli.measure.comparison import ComparisonRecord
@@ -63,8 +63,8 @@ def _document(file: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise DataError(f"cannot read the record '{file}': {error.strerror}") from error
     try:
-        document = from_json(content)
-    except ValueError as error:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise DataError(f"'{file}' is not a record of effcli: it is cut off or no JSON ({cut(why, 80)})") from error
     if not isinstance(document, dict):

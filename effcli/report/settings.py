@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.joining import flat_settings, mapping, setting_label, setting_text
+from effcli.measure.joining import NO_OTHER_RUN, flat_settings, mapping, setting_label, setting_text
 from effcli.report.text import parameter_counts, rate
 from effcli.units import count, format_count
 
@@ -166,9 +166,9 @@ _LINES: Mapping[str, Mapping[str, _Read]] = {
 """Lines -> parts; what is shared stands in the line, what differs under the name of its part."""
 
 _EXPECTED = frozenset({"lr", "weight decay", "schedule"})
-_TOLD = frozenset(
-    ("model.name", "model.task", "data.train", "data.max_length", "loop.engine", "loop.precision", "loop.device",
-     "loop.batch_size", "loop.accum", "loop.epochs", "loop.max_steps", "loop.seed", "loop.scheduler", "optim.name",
+_TOLD = NO_OTHER_RUN | frozenset(
+    ("model.name", "model.task", "data.train", "data.max_length", "loop.engine", "loop.precision",
+     "loop.batch_size", "loop.accum", "loop.epochs", "loop.max_steps", "loop.scheduler", "optim.name",
      "optim.lr", "optim.weight_decay")
 )  # fmt: skip
 """Settings that the lines tell, or that facts of the record tell better."""
