@@ -131,7 +131,7 @@ def compare(
 
     from effcli import pipeline  # pydantic and YAML: not for --help
     from effcli.report.exports import check_exports, write_exports
-    from effcli.report.output import emit_comparison
+    from effcli.report.output import emit_comparison, emit_files
     from effcli.report.progress import make_progress
 
     comparison = pipeline.resolve_comparison(
@@ -147,7 +147,7 @@ def compare(
             comparison, make_progress=progress, resume=resume, overwrite=overwrite, verbose=verbose
         )
     emit_comparison(record, json=as_json, quiet=quiet)
-    write_exports(record, html=html, plot=plot, csv=csv)
+    emit_files(write_exports(record, html=html, plot=plot, csv=csv), json=as_json)
     pipeline.check_compared(record, comparison.out)
 
 
