@@ -13,6 +13,7 @@ from effcli.cli import options as o
 _VALUES = "--values"
 EVERY = "*"
 LARGEST = 20
+MOST_VALUES = 20
 
 
 class InspectCommand(TyperCommand):
@@ -36,6 +37,14 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        o.option(
+            "Model that the parameters are of, for their names; by default the one beside the state.",
+            o.MODEL,
+            "FOLDER|NAME",
+        ),
+    ] = None,
     values: Annotated[
         str | None,
         o.option(
@@ -46,7 +55,14 @@ def inspect(
         ),
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", help="Show so many of the largest parameters.", metavar="INTEGER", min=0)
+        int,
+        typer.Option(
+            "--top",
+            help="Show so many of the largest parameters.",
+            metavar="INTEGER",
+            min=0,
+            rich_help_panel=o.OUTPUT,
+        ),
     ] = LARGEST,
     per_layer: Annotated[bool, o.option("Show all parameters.", o.OUTPUT, name="--per-layer")] = False,
     as_json: o.Json = False,
@@ -57,7 +73,7 @@ def inspect(
 
     Reads no values but those that --values asks for, and never runs what a file holds.
     """
-    if path is None and values is not None:  # `--values PATH`
+    if path is None and values not in (None, EVERY):  # `--values PATH`
         path, values = values, EVERY
     if path is None:
         raise typer.BadParameter("name a file or folder with an optimizer's state", param_hint="PATH")
@@ -65,5 +81,6 @@ def inspect(
     from effcli import pipeline  # pydantic: not for --help
     from effcli.report.output import emit_inspection
 
-    record = pipeline.inspect(Path(path).expanduser(), values=values)
+    most = MOST_VALUES if values == EVERY and not as_json else None
+    record = pipeline.inspect(Path(path).expanduser(), model=model, values=values, most_values=most)
     emit_inspection(record, json=as_json, quiet=quiet, top=None if per_layer else top)

@@ -17,7 +17,8 @@ class SavedAmount(Fact):
 class SavedParameter(Fact):
     """The state of one parameter; `shape` is the parameter's own, None where the state does not tell it.
 
-    `quantised` says whether the statistics are held in fewer than 16 bits, `reason` why they are not where others are.
+    `quantised` says whether statistics are held in fewer than 16 bits, `reason` why not, where the optimizer holds
+    others so or would.
     """
 
     name: str
@@ -36,7 +37,11 @@ class Alternative(Fact):
 
 
 class SavedValues(Fact):
-    """One tensor of a state as it is stored: its first values and its ends; None where it has no elements."""
+    """One tensor of a state as it is stored: its first values, its ends, and how many are not finite.
+
+    `key` is the state name, with the part that a quantised state keeps it in (`exp_avg.codes`). `minimum` and `maximum`
+    are None where nothing is a number; a value that is not finite counts there only if it is infinite.
+    """
 
     parameter: str
     key: str
@@ -45,6 +50,8 @@ class SavedValues(Fact):
     first: tuple[float, ...]
     minimum: float | None
     maximum: float | None
+    num_nan: int = 0
+    num_infinite: int = 0
 
 
 class InspectionRecord(Fact):

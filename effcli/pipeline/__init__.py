@@ -42,15 +42,20 @@ __all__ = [
 ]
 
 
-def inspect(path: Path, *, values: str | None = None) -> InspectionRecord:
-    """Return what a saved optimizer state holds; `values` is a pattern of the states whose values are shown.
+def inspect(
+    path: Path, *, model: str | None = None, values: str | None = None, most_values: int | None = None
+) -> InspectionRecord:
+    """Return what a saved optimizer state holds.
+
+    `model` names the model that it belongs to, `values` is a pattern of the states whose values are shown, at most
+    `most_values` of them.
 
     Raises:
         EffcliError: see `effcli.pipeline.inspecting.inspect`.
     """
     from effcli.pipeline import inspecting
 
-    return inspecting.inspect(path, values=values)
+    return inspecting.inspect(path, model=model, values=values, most_values=most_values)
 
 
 def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
+from effcli.errors import UsageError, nearest
 from effcli.measure.inspection import (
     Alternative,
     InspectionRecord,
     SavedAmount,
     SavedParameter,
+    SavedValues,
 )
 from effcli.measure.optimizer_size import inspect_states
 from effcli.memory.state import predict_state
@@ -18,34 +23,41 @@ from effcli.optim.entry import Hyper
 from effcli.optim.hyper import default_hyper
 from effcli.optim.overrides import Override
 from effcli.pipeline.look_alike import Fit
-from effcli.pipeline.resemblance import resemblance
+from effcli.pipeline.resemblance import resemblance, saved_whole
 from effcli.pipeline.saved_bits import reasons
-from effcli.pipeline.saved_layout import SavedState, saved_states
+from effcli.pipeline.saved_layout import SavedState, flattened, saved_states
 from effcli.pipeline.saved_names import Naming, name_parameters
-from effcli.saved import SavedOptimizer, read_saved
+from effcli.saved import SavedOptimizer, read_saved, values_of
+from effcli.saved.state_dicts import PART
 from effcli.units import ParamInfo, count, format_bytes
 
 ALTERNATIVES = ("adamw", "adafactor", "adam8bit", "adamw4bit", "lion8bit", "sgd")
 """What the state is compared with, by the entries' defaults."""
 
 
-def inspect(path: Path, *, values: str | None = None) -> InspectionRecord:
+def inspect(
+    path: Path, *, model: str | None = None, values: str | None = None, most_values: int | None = None
+) -> InspectionRecord:
     """Return the bytes and elements of the optimizer state in a file or folder, and what they say.
 
-    `values` is a pattern of `parameter` or `parameter.state name`; tensors that fit it are shown as they are stored.
+    `model` names the model whose parameters were trained, where they have no names and none is beside the state.
+    `values` is a pattern of `parameter` or `parameter.state name`: those that fit it, at most the first `most_values`,
+    are read and shown as they are stored.
 
     Raises:
-        UsageError: there is no such path, or the pattern fits nothing.
+        UsageError: there is no such path or model, or the pattern fits nothing.
         DataError: it holds no optimizer state that can be read safely.
         MissingExtraError: its tensors are of a package that is not installed.
     """
+    _check_exists(path)
     saved = read_saved(path)
-    states = saved_states(saved.states, whole=_holds_whole_tensors(saved))
-    naming = name_parameters(saved, states)
+    states = saved_states(saved.states, whole=saved_whole(saved))
+    naming = name_parameters(saved, states, model)
     found = resemblance(saved, states, naming)
     names = {label: naming.names.get(label, label) for label in saved.states}
     size = inspect_states((names[label], state) for label, state in saved.states.items())
     alternatives, notes = _alternatives(found.best, states, naming, size.state_bytes)
+    shown, more = ((), ()) if values is None else _values(saved, names, values, most_values)
     return InspectionRecord(
         path=str(saved.path),
         format=saved.format,
@@ -63,14 +75,43 @@ def inspect(path: Path, *, values: str | None = None) -> InspectionRecord:
         shared_bytes=size.shared_bytes,
         parameters=_parameters(states, names, naming, found.best, size.by_parameter),
         alternatives=alternatives,
-        values=(),
-        notes=(*saved.notes, *naming.notes, *notes),
+        values=shown,
+        notes=(*saved.notes, *naming.notes, *notes, *more),
     )
 
 
-def _holds_whole_tensors(saved: SavedOptimizer) -> bool:
-    """Return whether tensors have the shapes of statistics; DeepSpeed saves pieces of one flat tensor."""
-    return "DeepSpeed" not in saved.format
+def _check_exists(path: Path) -> None:
+    """Raise where there is neither the path nor, for `PATH::KEY`, what stands before the key."""
+    file = Path(str(path).rpartition(PART)[0]) if PART in str(path) and not path.exists() else path
+    if file.exists() or file.is_symlink() or "\0" in str(file):
+        return
+    missing = file
+    while not missing.absolute().parent.is_dir():
+        missing = missing.absolute().parent
+    siblings: list[str] = []
+    with suppress(OSError):  # a folder that may be entered but not listed
+        siblings = [sibling.name for sibling in missing.absolute().parent.iterdir()]
+    raise UsageError(f"'{missing}' does not exist.{nearest(missing.name, siblings)}")
+
+
+def _values(
+    saved: SavedOptimizer, names: Mapping[str, str], pattern: str, most: int | None
+) -> tuple[tuple[SavedValues, ...], tuple[str, ...]]:
+    """Return the tensors that fit a pattern, and a note where more of them do than are shown.
+
+    Raises:
+        UsageError: the pattern fits nothing.
+    """
+    flat = replace(saved, states={label: flattened(state) for label, state in saved.states.items()})
+    fitting = values_of(flat, pattern, names) if pattern else iter(())
+    found = tuple(SavedValues(**asdict(tensor)) for tensor in islice(fitting, most))
+    if not found:
+        examples = [f"'{names[label]}.{next(iter(state))}'" for label, state in flat.states.items() if state]
+        example = f"; a state is called {examples[0]}" if examples else ": there is none"
+        raise UsageError(f"--values '{pattern}' fits no state{example}")
+    if len(found) == most:
+        return found, (f"Values are those of the first {count(most, 'tensor')}; --values PATTERN chooses others.",)
+    return found, ()
 
 
 def _parameters(
@@ -120,21 +161,24 @@ def _alternatives(
 def _weights(
     best: Fit | None, states: Mapping[str, SavedState], naming: Naming
 ) -> tuple[list[ParamInfo], tuple[str, ...]]:
-    """Return the parameters as laws see them: dtypes from the state, else the model beside, else float32."""
-    params, assumed = [], 0
-    for label in states:
-        fitted = best.parameters[label] if best is not None else None
-        told = fitted is not None and best is not None and best.by_dtype
-        dtype = fitted.dtype if fitted is not None and told else naming.dtypes.get(label)
-        assumed += dtype is None
-        params.append(
-            ParamInfo(
-                name=label,
-                shape=naming.shapes[label],
-                dtype=dtype or "float32",
-                hidden=fitted.hidden if fitted is not None else True,
-            )
+    """Return the parameters as laws see them.
+
+    The dtype of a weight is what its state tells, else that of the model beside, else the one that all other states
+    tell, else float32, which is noted.
+    """
+    told = best.dtypes if best is not None else {}
+    common = next(iter(told.values())) if len(set(told.values())) == 1 else None
+    known = {label: told.get(label) or naming.dtypes.get(label) or common for label in states}
+    params = [
+        ParamInfo(
+            name=label,
+            shape=naming.shapes[label],
+            dtype=known[label] or "float32",
+            hidden=best.parameters[label].hidden if best is not None else True,
         )
+        for label in states
+    ]
+    assumed = list(known.values()).count(None)
     if not assumed:
         return params, ()
     whose = "the weights" if assumed == len(params) else f"{assumed} of {count(len(params), 'weight')}"

@@ -17,7 +17,7 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper
 from effcli.pipeline.saved_groups import Group, contradicted, group_hyper
 from effcli.pipeline.saved_layout import SavedState, Shape
-from effcli.units import ParamInfo, StateAmount, StateTensor
+from effcli.units import DTYPE_BYTES, ParamInfo, StateAmount, StateTensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -27,15 +27,15 @@ class Fit:
     """An optimizer whose law says what is saved.
 
     `parameters` are the parameters as the law was given them, by label; `hyper` are the hyperparameters,
-    `kept_whole` the labels of parameters that these would quantise but that are not. `by_dtype` says that the law
-    reads the dtype of the weights, so that the state tells it.
+    `kept_whole` the labels of parameters that these would quantise but that are not, `dtypes` the dtypes of those
+    weights whose law reads it, so that the state tells it.
     """
 
     entry: OptimizerEntry
     hyper: Hyper
     parameters: Mapping[str, ParamInfo]
     kept_whole: tuple[str, ...] = ()
-    by_dtype: bool = False
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,24 @@ class _Variant:
 
 
 def fitting(
-    states: Mapping[str, SavedState], shapes: Mapping[str, Shape], dtypes: Mapping[str, str], groups: Sequence[Group]
+    states: Mapping[str, SavedState],
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, str],
+    groups: Sequence[Group],
+    *,
+    unlikely: bool = False,
 ) -> tuple[Fit, ...]:
-    """Return the optimizers that fit every state, those that the groups contradict left out unless none else fits.
+    """Return the optimizers that fit every state; without `unlikely`, those that the groups contradict are left out.
 
     `shapes` are the parameters', for every state; `dtypes` those of weights that are known.
     """
     if not states or any(label not in shapes for label in states):
         return ()
-    entries = registry.entries()
-    likely = [entry for entry in entries if not contradicted(entry, groups)]
-    unlikely = [entry for entry in entries if contradicted(entry, groups)]
-    for candidates, attempt in product((likely, unlikely), (_by_default, _by_groups, _by_blocks)):
+    entries = [entry for entry in registry.entries() if unlikely or not contradicted(entry, groups)]
+    for attempt in (_by_default, _by_groups, _by_blocks):
         fits = [
             fit
-            for entry in candidates
+            for entry in entries
             for hyper, bits in attempt(entry, states, groups)
             if (fit := _fit(entry, hyper, bits, states, shapes, dtypes)) is not None
         ]
@@ -113,7 +116,7 @@ def _fit(
     chosen: dict[Any, tuple[_Variant, bool] | None] = {}
     parameters: dict[str, ParamInfo] = {}
     whole = []
-    by_dtype = False
+    told = {}
     for label, state in states.items():
         kind = (shapes[label], dtypes.get(label), _content(state))
         if kind not in chosen:
@@ -122,19 +125,20 @@ def _fit(
         if found is None:
             return None
         variant, tells_dtype = found
-        by_dtype |= tells_dtype
+        if tells_dtype:
+            told[label] = variant.dtype
         parameters[label] = ParamInfo(name=label, shape=shapes[label], dtype=variant.dtype, hidden=variant.hidden)
         if variant.values.get("optim_bits") == 32:
             whole.append(label)
     if bits:
         hyper, whole = _with_threshold(hyper, states, parameters, whole)
-    return Fit(entry=entry, hyper=hyper, parameters=parameters, kept_whole=tuple(whole), by_dtype=by_dtype)
+    return Fit(entry=entry, hyper=hyper, parameters=parameters, kept_whole=tuple(whole), dtypes=told)
 
 
 def _variant(
     entry: OptimizerEntry, hyper: Hyper, bits: tuple[int, ...], state: SavedState, shape: Shape, dtype: str | None
 ) -> tuple[_Variant, bool] | None:
-    """Return the first way of asking that gives what is saved, and whether no other dtype of the weights does."""
+    """Return the first way of asking that gives what is saved, and whether only weights of its width do."""
     likely = [dtype] if dtype is not None else []
     dtypes = list(dict.fromkeys((*likely, *sorted(state.dtypes & set(DTYPES), key=DTYPES.index), *DTYPES)))
     values: list[dict[str, Any]] = [{"optim_bits": choice} for choice in bits] or [{}]
@@ -145,7 +149,7 @@ def _variant(
     ]
     if not fitting:
         return None
-    return fitting[0], len({variant.dtype for variant in fitting}) == 1
+    return fitting[0], len({DTYPE_BYTES[variant.dtype] for variant in fitting}) == 1
 
 
 def _says(entry: OptimizerEntry, hyper: Hyper, shape: Shape, variant: _Variant) -> Any:

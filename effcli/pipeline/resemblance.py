@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from effcli.optim import registry
 from effcli.pipeline.look_alike import Fit, fitting
-from effcli.pipeline.saved_groups import Group, contradicted
+from effcli.pipeline.saved_groups import Group
 from effcli.pipeline.saved_layout import SavedState
 from effcli.pipeline.saved_names import Naming
 from effcli.pipeline.saved_origin import Origin, origin_of
@@ -37,17 +37,26 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
     origin = origin_of(saved.path if saved.path.is_dir() else saved.path.parent)
     if not states:
         return _of_nothing(saved, origin)
+    if not saved_whole(saved):
+        sentence = f"flat pieces of several parameters have no law to compare with; they hold {_keys(states)}"
+        return Resemblance(fits=(), sentence=sentence)
     unknown = [label for label in states if label not in naming.shapes]
     if unknown:
         return Resemblance(fits=(), sentence=_untold(unknown, states))
     fits = fitting(states, naming.shapes, naming.dtypes, saved.groups)
     if not fits:
-        return Resemblance(fits=(), sentence=_unlisted(states, origin))
+        alike = fitting(states, naming.shapes, naming.dtypes, saved.groups, unlikely=True)
+        return Resemblance(fits=(), sentence=_unlisted(states, origin, alike))
     named = [fit for fit in fits if origin is not None and fit.entry.name == origin.entry.name]
     if named:
         others = tuple(fit for fit in fits if fit is not named[0])
         return Resemblance(fits=(named[0], *others), sentence=_sentence(fits, states, saved, origin))
     return Resemblance(fits=fits, sentence=_sentence(fits, states, saved, None))
+
+
+def saved_whole(saved: SavedOptimizer) -> bool:
+    """Return whether tensors have the shapes of statistics; DeepSpeed saves pieces of one flat tensor."""
+    return "DeepSpeed" not in saved.format
 
 
 def _sentence(
@@ -64,8 +73,6 @@ def _sentence(
         parts.append(f"and {origin.file} names {origin.entry.name}")
     elif len(names) > 1:
         parts.append("and nothing that was saved tells them apart")
-    if contradicted(fits[0].entry, saved.groups):
-        parts.append("though its parameter groups hold other settings")
     return ", ".join(parts)
 
 
@@ -103,7 +110,10 @@ def _untold(unknown: Sequence[str], states: Mapping[str, SavedState]) -> str:
     )
 
 
-def _unlisted(states: Mapping[str, SavedState], origin: Origin | None) -> str:
+def _unlisted(states: Mapping[str, SavedState], origin: Origin | None, alike: Sequence[Fit]) -> str:
+    if alike:
+        names = _or([fit.entry.name for fit in alike])
+        return f"the states hold what {names} would keep, {_keys(states)}, but the parameter groups are of another one"
     named = f"; {origin.file} names {origin.entry.name}, which keeps something else" if origin else ""
     return f"no optimizer that `effcli optimizers` lists keeps this: the states hold {_keys(states)}{named}"
 

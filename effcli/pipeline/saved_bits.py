@@ -15,11 +15,12 @@ _QUANTISED_FROM = 4096
 
 
 def reasons(fit: Fit | None, states: Mapping[str, SavedState], names: Mapping[str, str]) -> dict[str, str]:
-    """Return why a state is not quantised, by label, for those that are not where others are.
+    """Return why a state is not quantised, by label, for those that are not where others are or were to be.
 
     `names` are names of parameters by label, where they are known. Where no optimizer fits, only sizes can be told.
     """
-    if not any(state.quantised for state in states.values()):
+    quantises = fit is not None and (fit.entry.bits == 8 or "block_size" in fit.entry.defaults)
+    if not quantises and not any(state.quantised for state in states.values()):
         return {}
     whole = [label for label, state in states.items() if not state.quantised]
     if fit is None:

@@ -10,8 +10,8 @@ from effcli.optim.hyper import default_hyper
 
 Group = Mapping[str, Any]
 
-_UNTOLD = ("lr", "weight_decay")
-"""Settings that no state law reads."""
+_COMMON = frozenset({"lr", "weight_decay", "initial_lr"})
+"""Settings that no state law reads and that tell no optimizer from another."""
 
 
 def group_hyper(entry: OptimizerEntry, groups: Sequence[Group]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def group_hyper(entry: OptimizerEntry, groups: Sequence[Group]) -> dict[str, Any
         if isinstance(betas, list | tuple):
             named |= {f"beta{number}": beta for number, beta in enumerate(betas, start=1)}
         for name, value in named.items():
-            if name in entry.defaults and name not in _UNTOLD and _is_kind_of(value, entry.defaults[name]):
+            if name in entry.defaults and name not in _COMMON and _is_kind_of(value, entry.defaults[name]):
                 hyper[name] = value
     return hyper
 
@@ -39,9 +39,9 @@ def _is_kind_of(value: Any, default: Any) -> bool:
 def contradicted(entry: OptimizerEntry, groups: Sequence[Group]) -> bool:
     """Return whether a group holds what the optimizer's own groups never do, or lacks what they always have.
 
-    False for an optimizer of which nothing is known here, and where no group holds anything.
+    False for an optimizer of which nothing is known here, and where no group tells anything.
     """
-    told = [group for group in groups if group]
+    told = [group for group in groups if group.keys() - _COMMON]
     fits = _FITS.get(_family(entry))
     return bool(told) and fits is not None and not fits(told)
 

@@ -1,37 +1,36 @@
-"""The model beside a saved optimizer state: what its files hold, and the order of its parameters. Needs torch."""
+"""The model that a saved optimizer state belongs to: its weights, and the order of its parameters. Needs torch."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from effcli.errors import EffcliError, UsageError
+from effcli.catalogue import lookup as catalogue
+from effcli.errors import EffcliError, UsageError, nearest
 from effcli.pipeline.saved_layout import Shape
+from effcli.pipeline.saved_weights import Weight, weights_in
 
-_SAFE = ("model.safetensors", "adapter_model.safetensors")
-_PICKLED = "pytorch_model.bin"
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """What Trainer takes a name of a parameter without decay by, in lower case, beside modules of the class LayerNorm
 (`Trainer.get_decay_parameter_names` in transformers/trainer.py, 5.24)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """A tensor of a model's files."""
-
-    shape: Shape
-    dtype: str
+_TASKS_OF_PEFT = {
+    "SEQ_CLS": "classification", "CAUSAL_LM": "causal-lm", "SEQ_2_SEQ_LM": "seq2seq",
+    "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering",
+}  # fmt: skip
+_LORA_SETTINGS = (
+    "r", "target_modules", "exclude_modules", "modules_to_save", "bias", "rank_pattern", "layers_to_transform",
+    "layers_pattern", "use_dora", "target_parameters", "task_type",
+)  # fmt: skip
+"""What decides which adapters there are; nothing else of a file of settings is heeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter of a model; `decayed` says whether Trainer decays it."""
+    """A parameter of a model that can be trained; `decayed` says whether Trainer decays it."""
 
     name: str
     shape: Shape
@@ -39,116 +38,132 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelBeside:
-    """The model in the folder of a state, or in the one above.
+class KnownModel:
+    """The model in the folder of a state, in the one above, or the one that was named.
 
     `weights` are the tensors of its files by name, `parameters` its parameters in the order of `named_parameters`,
     empty where that is not known, for the reason `why`.
     """
 
-    folder: Path
+    name: str
     weights: Mapping[str, Weight]
     parameters: Sequence[Parameter] = ()
     why: str = ""
 
 
-def model_beside(path: Path, *, order: bool) -> ModelBeside | None:
-    """Return the model beside a state, with the order of its parameters where that is asked for; None without one."""
-    folder = path if path.is_dir() else path.parent
-    for place in (folder, folder.absolute().parent):
-        weights = _weights(place)
-        if weights or (place / "config.json").is_file():
+def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel | None:
+    """Return the model beside a state, with the order of its parameters where that is asked for; None without one.
+
+    `num_parameters` of it have a place in the optimizer.
+    """
+    folder = (path if path.is_dir() else path.parent).absolute()
+    for place in (folder, folder.parent):
+        weights = weights_in(place)
+        configured = [name for name in ("adapter_config.json", "config.json") if (place / name).is_file()]
+        if weights or configured:
             break
     else:
         return None
+    beside = KnownModel(name=f"the model in '{place}'", weights=weights)
     if not order:
-        return ModelBeside(folder=place, weights=weights)
+        return beside
+    if not configured:
+        return replace(beside, why="there is no config.json beside it; --model names a model that has one")
     try:
-        parameters = _parameters(place, weights)
+        if configured[0] == "adapter_config.json":
+            return _with_adapters(beside, place / configured[0])
+        return _chosen(beside, _candidates(str(place), None, weights), num_parameters)
     except EffcliError as error:
-        return ModelBeside(folder=place, weights=weights, why=str(error))
-    return ModelBeside(folder=place, weights=weights, parameters=parameters)
+        return replace(beside, why=str(error))
 
 
-def _weights(folder: Path) -> dict[str, Weight]:
-    """Return the tensors of the model files in a folder, of sharded ones too; empty where there are none to read."""
-    for name in _SAFE:
-        files = _files(folder, name)
-        if files:
-            return {key: weight for file in files for key, weight in _of_safetensors(file)}
-    return {key: weight for file in _files(folder, _PICKLED) for key, weight in _of_pickle(file)}
-
-
-def _files(folder: Path, name: str) -> list[Path]:
-    if (folder / name).is_file():
-        return [folder / name]
-    index = folder / f"{name}.index.json"
-    if not index.is_file():
-        return []
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        shards = sorted({Path(str(shard)).name for shard in json.loads(index.read_bytes())["weight_map"].values()})
-        return [folder / shard for shard in shards if (folder / shard).is_file()]
-    return []
-
-
-def _of_safetensors(path: Path) -> Iterator[tuple[str, Weight]]:
-    from safetensors import SafetensorError, safe_open
-
-    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 - no mapping
-            tensor = file.get_slice(key)
-            dtype = str(tensor.get_dtype())
-            yield key, Weight(shape=tuple(tensor.get_shape()), dtype=_DTYPES.get(dtype, dtype))
-
-
-def _of_pickle(path: Path) -> Iterator[tuple[str, Weight]]:
-    import torch
-
-    try:
-        tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception:  # whatever a foreign file makes torch raise: then there is no model to name parameters by
-        return
-    for key, tensor in tensors.items() if isinstance(tensors, Mapping) else ():
-        if isinstance(tensor, torch.Tensor):
-            yield str(key), Weight(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-
-
-def _parameters(folder: Path, weights: Mapping[str, Weight]) -> tuple[Parameter, ...]:
-    """Return the parameters of a model in the order of `named_parameters`.
+def named_model(name: str, path: Path, *, num_parameters: int) -> KnownModel:
+    """Return the model that was named, the one beside the state telling which head and which dtypes it has.
 
     Raises:
-        UsageError: the folder has no configuration, or one that no model can be built from without code of its own.
-        UnreachableError: it holds adapters, and the model that they are for is not on this machine.
+        UsageError: it is neither in the catalogue nor on this machine, or cannot be built.
     """
-    if (folder / "adapter_config.json").is_file():
-        raise UsageError("it holds adapters of peft")
-    if not (folder / "config.json").is_file():
-        raise UsageError("there is no config.json beside it, and files of weights do not keep the order")
-    return _ordered(_built(str(folder)))
+    beside = model_beside(path, order=False, num_parameters=num_parameters)
+    known = KnownModel(name=f"'{name}'", weights=beside.weights if beside else {})
+    return _chosen(known, _candidates(name, None, known.weights), num_parameters)
 
 
-def _built(name: str) -> Any:
-    """Return the model of a folder or hub id on the meta device, with the head that it was saved with."""
+def _chosen(known: KnownModel, candidates: Iterator[Sequence[Parameter]], num_parameters: int) -> KnownModel:
+    """Return the model with the head whose parameters are its weights, or as many as the optimizer has."""
+    why = "its weights are of another shape than its configuration says"
+    for parameters in candidates:
+        own = {parameter.name: parameter.shape for parameter in parameters}
+        common = own.keys() & known.weights.keys()
+        agrees = all(own[name] == known.weights[name].shape for name in common)
+        whole = len(common) == len(own) if known.weights else len(own) == num_parameters
+        if agrees and whole:
+            return replace(known, parameters=parameters)
+    return replace(known, why=why if known.weights else f"it has no head with {num_parameters} parameters")
+
+
+def _candidates(name: str, task: str | None, weights: Mapping[str, Weight]) -> Iterator[Sequence[Parameter]]:
+    """Yield the parameters of a model with each head that it can have, the likeliest first.
+
+    Raises:
+        UsageError: see `_configuration`, or the model cannot be built.
+    """
     from effcli.models.own_code import config_of
+    from effcli.models.tasks import default_task, own_task, tasks_of
+
+    config = config_of(name, _configuration(name), trust=False)
+    likely = (task, own_task(config), default_task(config), *tasks_of(config))
+    for head in dict.fromkeys(each for each in likely if each is not None):
+        parameters = _ordered(_built(config, head, name, None))
+        yield parameters
+        heights = {
+            weights[each.name].shape[0]
+            for each in parameters
+            if each.name in weights and each.shape != weights[each.name].shape and weights[each.name].shape
+        }
+        if len(heights) == 1:  # a head for another number of labels
+            yield _ordered(_built(config, head, name, heights.pop()))
+
+
+def _configuration(name: str) -> Mapping[str, Any]:
+    """Return what the `config.json` of a catalogue model, a folder or a cached hub id says; asks no network.
+
+    Raises:
+        UsageError: there is none of that name, or it is no configuration to build a model from.
+    """
+    from effcli.models.source import config_values
+
+    known = catalogue.find(name)
+    if known is not None:
+        return known.config
+    path = Path(name).expanduser() / "config.json"
+    if path.is_file():
+        return config_values(name, path)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        cached = None
+    if not isinstance(cached, str):
+        choices = [model.name for model in catalogue.models()]
+        raise UsageError(f"the model '{name}' is not on this machine.{nearest(name, choices)}")
+    return config_values(name, Path(cached))
+
+
+def _built(config: Any, task: str, name: str, num_labels: int | None) -> Any:
     from effcli.models.shapes import changed_model
-    from effcli.models.source import config_file, config_values
-    from effcli.models.tasks import default_task, own_task
     from effcli.spec import ModelSpec
 
-    config = config_of(name, config_values(name, config_file(name)), trust=False)
-    task = own_task(config) or default_task(config)
-    return changed_model(config, task, ModelSpec(), "float32", name=name).model
+    return changed_model(config, task, ModelSpec(), "float32", name=name, num_labels=num_labels).model
 
 
 def _ordered(model: Any) -> tuple[Parameter, ...]:
+    """Return the parameters that are not fixed, in the order of `named_parameters`, a shared one once."""
     from torch.nn import LayerNorm
 
-    normalising = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, LayerNorm)
-        for parameter in module.parameters()
-    }
+    norms = (module for module in model.modules() if isinstance(module, LayerNorm))
+    normalising = {id(parameter) for norm in norms for parameter in norm.parameters()}
     return tuple(
         Parameter(
             name=name,
@@ -156,4 +171,60 @@ def _ordered(model: Any) -> tuple[Parameter, ...]:
             decayed=id(parameter) not in normalising and _NO_DECAY.search(name.lower()) is None,
         )
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     )
+
+
+def _with_adapters(beside: KnownModel, path: Path) -> KnownModel:
+    """Return the adapters of peft in a folder under the names that they have while they train.
+
+    Raises:
+        UsageError: they are no LoRA adapters, or the model that they are for is not on this machine.
+    """
+    try:
+        settings = json.loads(path.read_bytes())
+        kind, base, task = settings["peft_type"], str(settings["base_model_name_or_path"]), settings.get("task_type")
+        chosen = {key: settings[key] for key in _LORA_SETTINGS if settings.get(key) is not None}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"its {path.name} cannot be read") from error
+    if kind != "LORA":
+        raise UsageError(f"its adapters are of another kind than LoRA, {kind}")
+    adapters = _adapters(base, _TASKS_OF_PEFT.get(str(task)), chosen, beside.weights)
+    live = {parameter.name: _stored_name(parameter.name) for parameter in adapters}
+    weights = {name: beside.weights[stored] for name, stored in live.items() if stored in beside.weights}
+    known = replace(beside, weights=weights)
+    return _chosen(known, iter([adapters]), len(adapters))
+
+
+def _adapters(
+    base: str, task: str | None, settings: Mapping[str, Any], weights: Mapping[str, Weight]
+) -> tuple[Parameter, ...]:
+    """Return the trainable parameters of a model under adapters.
+
+    Raises:
+        UsageError: peft is not installed, or refuses the settings; or see `_candidates`.
+    """
+    import torch
+
+    from effcli.errors import first_line
+    from effcli.models.flags import quiet_libraries
+    from effcli.models.own_code import config_of
+    from effcli.models.tasks import default_task, own_task
+
+    config = config_of(base, _configuration(base), trust=False)
+    heads = {
+        weight.shape[0] for name, weight in weights.items() if name.endswith((".classifier.weight", ".score.weight"))
+    }
+    model = _built(config, task or own_task(config) or default_task(config), base, next(iter(heads), None))
+    try:
+        with quiet_libraries(), torch.device("meta"):
+            from peft import LoraConfig, get_peft_model
+
+            return _ordered(get_peft_model(model, LoraConfig(**settings)))
+    except (ImportError, ValueError, TypeError, AttributeError, RuntimeError, re.error) as error:
+        raise UsageError(f"peft does not make its adapters again: {first_line(error)}") from error
+
+
+def _stored_name(name: str) -> str:
+    """Return the name that peft gives a trained parameter in its file."""
+    return name.replace(".modules_to_save.default.", ".").replace(".default.", ".").removesuffix(".default")

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from effcli.pipeline.saved_layout import SavedState, Shape
-from effcli.pipeline.saved_model import ModelBeside, Parameter, Weight, model_beside
+from effcli.pipeline.saved_model import KnownModel, Parameter, model_beside, named_model
+from effcli.pipeline.saved_weights import Weight
 from effcli.saved import SavedOptimizer
 from effcli.units import DTYPE_BYTES, count, format_count
 
@@ -26,22 +27,32 @@ class Naming:
     notes: tuple[str, ...] = ()
 
 
-def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState]) -> Naming:
-    """Return names, shapes and dtypes of the parameters whose states were saved."""
+def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState], model: str | None = None) -> Naming:
+    """Return names, shapes and dtypes of the parameters whose states were saved.
+
+    `model` names the model that they are of; without it the one beside the state serves.
+
+    Raises:
+        UsageError: the model that was named is not on this machine.
+    """
     told = {label: state.shape for label, state in states.items() if state.shape is not None}
     if not saved.states:
         return Naming()
-    beside = model_beside(saved.path, order=not saved.names_known)
+    labels = [label for group in saved.members for label in group]
+    if model is not None and not saved.names_known:
+        known: KnownModel | None = named_model(model, saved.path, num_parameters=len(labels))
+    else:
+        known = model_beside(saved.path, order=not saved.names_known, num_parameters=len(labels))
     names: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     if saved.names_known:
         names = {label: label for label in saved.states}
-    elif beside is None:
-        notes = ("Parameters have their positions for names: there is no model beside the state.",)
+    elif known is None:
+        notes = ("Parameters have their positions for names: no model is beside the state; --model names it.",)
     else:
-        names, notes = _from(beside, saved.members, told)
-    weights = beside.weights if beside else {}
-    parameters = {parameter.name: parameter for parameter in beside.parameters} if beside else {}
+        names, notes = _from(known, saved.members, told)
+    weights = known.weights if known else {}
+    parameters = {parameter.name: parameter for parameter in known.parameters} if known else {}
     shapes = {label: told.get(label) or _shape(name, weights, parameters) for label, name in names.items()} | told
     return Naming(
         names=names,
@@ -66,36 +77,23 @@ def _shape(name: str, weights: Mapping[str, Weight], parameters: Mapping[str, Pa
 
 
 def _from(
-    beside: ModelBeside, members: Sequence[Sequence[str]], told: Mapping[str, Shape]
+    known: KnownModel, members: Sequence[Sequence[str]], told: Mapping[str, Shape]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the names that the model beside gives, and what should be said about them."""
+    """Return the names that a model gives, and what should be said about them."""
     labels = [label for group in members for label in group]
-    named, why = {}, beside.why
-    if beside.parameters:
-        why = "its parameters are not those that the state is of"
-        if _agree(beside):
-            named = _by_order(beside.parameters, members, told)
-    named = named or _by_shape(beside.weights, labels, told)
+    named, why = {}, known.why
+    if known.parameters:
+        named, why = _by_order(known.parameters, members, told), "others of its parameters fit their positions as well"
+    named = named or _by_shape(known.weights, labels, told)
     if len(named) == len(labels):
-        return named, (f"Names of parameters are those of the model in '{beside.folder}': every shape agrees.",)
-    where = f"the model in '{beside.folder}'"
-    if beside.parameters and named:
-        why = "others of its parameters would fit their positions as well"
+        return named, (f"Names of parameters are those of {known.name}: every shape agrees.",)
     if not named:
-        return {}, (f"Parameters have their positions for names: {where} does not give them, {why}.",)
+        why = why if known.why else "its parameters have other shapes"
+        return {}, (f"Parameters have their positions for names: {known.name} does not give them, {why}.",)
     return named, (
-        f"{format_count(len(named))} of {count(len(labels), 'parameter')} have the names of {where}; the others have "
-        f"their positions: {why}.",
+        f"{format_count(len(named))} of {count(len(labels), 'parameter')} have the names of {known.name}; the others "
+        f"have their positions: {why}.",
     )
-
-
-def _agree(beside: ModelBeside) -> bool:
-    """Return whether the parameters, built from the configuration, are those that the files of the model hold."""
-    shapes = {parameter.name: parameter.shape for parameter in beside.parameters}
-    common = shapes.keys() & beside.weights.keys()
-    if beside.weights and not common:
-        return False
-    return all(shapes[name] == beside.weights[name].shape for name in common)
 
 
 def _by_order(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ def _quantised(record: InspectionRecord) -> Iterable[tuple[str, str]]:
     """Yield how much is quantised, and each reason with how many parameters it holds for."""
     parameters = record.parameters
     quantised = [parameter for parameter in parameters if parameter.quantised]
-    if not quantised:
+    if not any(parameter.quantised or parameter.reason for parameter in parameters):
         if parameters:
             yield "quantised", "none: every statistic has 16 bits or more"
         return
@@ -136,22 +137,26 @@ def _ratio(num_bytes: int, saved: int) -> str:
 
 
 def _values(values: Sequence[SavedValues]) -> Iterable[RenderableType]:
+    """Yield a paragraph of three lines per tensor: its name, what it is, its first values."""
     if not values:
         return
-    table = ruled_table("Values as they are stored", "state", "shape")
-    table.add_column("stored as", overflow="fold")
-    table.add_column("least", justify="right", overflow="fold")
-    table.add_column("largest", justify="right", overflow="fold")
+    text = Text("Values as they are stored", style="bold")
     for tensor in values:
-        table.add_row(
-            f"{_name(tensor.parameter)}.{plain(tensor.key)}",
-            _shape(tensor.shape),
-            plain(tensor.dtype),
-            _number(tensor.minimum),
-            _number(tensor.maximum),
-        )
-        table.add_row(Text(f"  {' '.join(map(_number, tensor.first))}", style="dim"))
-    yield table
+        ends = f", {_number(tensor.minimum)} to {_number(tensor.maximum)}" if tensor.minimum is not None else ""
+        text.append(f"\n{_name(tensor.parameter)}.{plain(tensor.key)}", style="not bold")
+        text.append(f"\n  {_shape(tensor.shape)}, {plain(tensor.dtype)}{ends}", style="not bold dim")
+        text.append(f"\n  {_first(tensor)}", style="not bold dim")
+    yield text
+
+
+def _first(tensor: SavedValues) -> str:
+    """Return the first values, and how many of all are not finite."""
+    more = " ..." if math.prod(tensor.shape) > len(tensor.first) else ""
+    text = " ".join(map(_number, tensor.first)) + more
+    odd = [
+        count(number, noun) for number, noun in ((tensor.num_nan, "NaN"), (tensor.num_infinite, "infinity")) if number
+    ]
+    return f"{text} (not finite: {', '.join(odd)})" if odd else text
 
 
 def _number(value: float | None) -> str:
