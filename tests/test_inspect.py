@@ -1,10 +1,9 @@
-"""`inspect`: bytes, names, resemblance and reasons, against live optimizers and storages that the test counts itself."""
+"""`inspect`: amounts, resemblance and reasons, against live optimizers and storages that the test counts itself."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,19 @@ import torch
 
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.optim.entry import OptimizerEntry
-from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import resolve_hyper
 from effcli.optim.registry import entries, find
 from effcli.spec import OptimSpec
-from tests.checkpoints import Trap
-from tests.commands import Result, effcli
-from tests.tiny_models import set_gradients, stepped, tiny_distilbert, tiny_gpt2
+from tests.commands import effcli
+from tests.tiny_models import stepped, tiny_distilbert
 
-EMBEDDINGS = ("distilbert.embeddings.word_embeddings.weight", "distilbert.embeddings.position_embeddings.weight")
+SHAPES = ((64, 64), (64, 63), (65, 64), (64,))
+"""4,096, 4,032, 4,160 and 64 elements, around the 4,096 from which states are quantised and the blocks of 256."""
 
 
-def saved(path: Path, optimizer: torch.optim.Optimizer, *, names: bool = True) -> Path:
-    """Return a file with the optimizer's `state_dict`, without `names` as upstream alone would save it."""
-    state = optimizer.state_dict()
-    if not names:
-        own = ("names", "hidden")
-        groups = [{key: value for key, value in group.items() if key not in own} for group in state["param_groups"]]
-        state = {**state, "param_groups": groups}
-    torch.save(state, path)
+def saved(path: Path, optimizer: torch.optim.Optimizer) -> Path:
+    """Return a file with the optimizer's `state_dict`."""
+    torch.save(optimizer.state_dict(), path)
     return path
 
 
@@ -58,7 +51,7 @@ def storage_bytes(values: Iterable[Any]) -> int:
     return sum(found.values())
 
 
-def optimizer_of(name: str, shapes: Iterable[tuple[int, ...]], **values: Any) -> torch.optim.Optimizer:
+def optimizer_of(name: str, shapes: Iterable[tuple[int, ...]] = SHAPES, **values: Any) -> torch.optim.Optimizer:
     """Return an optimizer after one update of parameters of these shapes, called `p0`, `p1`, ..."""
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     for param in params:
@@ -96,3 +89,140 @@ def test_the_state_of_every_listed_optimizer_is_counted_to_the_byte_and_recognis
     assert entry.name in (record["optimizer"], *record["also_fits"])
     if record["state_bytes"]:
         assert record["alternatives"][0] == {"name": record["optimizer"], "state_bytes": record["state_bytes"]}
+
+
+def state_of(path: Path, states: dict[int, Any], **group: Any) -> Path:
+    """Return a file with states that no optimizer of ours wrote, over one group."""
+    torch.save({"state": states, "param_groups": [{**group, "params": list(states)}]}, path)
+    return path
+
+
+def test_sizes_around_the_threshold_and_the_blocks_of_bitsandbytes(tmp_path: Path) -> None:
+    record = inspected(saved(tmp_path / "o.pt", optimizer_of("adam8bit")))
+    assert record["by_parameter"] == {"p0": 8_320, "p1": 32_256, "p2": 8_456, "p3": 512}
+    assert record["shared_bytes"] == 2_048
+    reasons = {parameter["name"]: parameter["reason"] for parameter in record["parameters"]}
+    few = "fewer than 4,096 elements"
+    assert reasons == {"p0": None, "p1": few, "p2": None, "p3": few}
+
+
+def test_sizes_around_the_threshold_and_the_blocks_of_torchao(tmp_path: Path) -> None:
+    record = inspected(saved(tmp_path / "o.pt", optimizer_of("adamw8bit-ao")))
+    assert record["optimizer"] == "adamw8bit-ao"
+    assert record["by_parameter"]["p2"] == 33_284
+    reasons = {parameter["name"]: parameter["reason"] for parameter in record["parameters"]}
+    few = "fewer than 4,096 elements"
+    assert reasons == {"p0": None, "p1": few, "p2": "not a multiple of the block size 256 (torchao)", "p3": few}
+
+
+def test_a_model_of_small_layers_alone_saves_nothing_and_is_told_why(tmp_path: Path) -> None:
+    record = inspected(saved(tmp_path / "o.pt", optimizer_of("adam8bit", [(63, 64)])))
+    assert record["state_bytes"] == 32_256
+    assert {record["optimizer"], *record["also_fits"]} >= {"adam8bit", "adam32bit"}
+    assert [(each["quantised"], each["reason"]) for each in record["parameters"]] == [
+        (False, "fewer than 4,096 elements")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("adamw", {"args": {"amsgrad": True}}),
+        ("sgd-momentum", {"args": {"momentum": 0.5}}),
+        ("rmsprop", {"args": {"momentum": 0.9, "centered": True}}),
+        ("adafactor", {"beta1": 0.9}),
+        ("adam8bit", {"min_8bit_size": 64}),
+        ("adam8bit", {"min_8bit_size": 4_100}),
+        ("adam8bit", {"overrides": {"p0": {"optim_bits": 32}}}),
+        ("lion8bit", {"keep_32bit": ("p2",)}),
+        ("adamw8bit-ao", {"args": {"block_size": 64}}),
+        ("adamw4bit", {"args": {"block_size": 32}}),
+        ("galore-adamw", {"args": {"rank": 8}}),
+        ("galore-adamw", {"args": {"rank": 8, "proj_type": "full"}}),
+    ],
+)
+def test_an_optimizer_is_recognised_with_other_settings_than_its_defaults(
+    name: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    optimizer = optimizer_of(name, **values)
+    record = inspected(saved(tmp_path / "o.pt", optimizer))
+    assert record["state_bytes"] == inspect_optimizer(optimizer).state_bytes
+    assert name in (record["optimizer"], *record["also_fits"]), record["resemblance"]
+    assert [tuple(each["shape"]) for each in sorted(record["parameters"], key=lambda each: each["name"])] == [*SHAPES]
+    assert record["alternatives"][0]["state_bytes"] == record["state_bytes"]
+
+
+def test_a_threshold_is_inferred_and_an_override_is_told_from_it(tmp_path: Path) -> None:
+    shapes = [(64, 64), (128, 64), (256, 64), (512, 64)]
+    larger = inspected(saved(tmp_path / "a.pt", optimizer_of("adam8bit", shapes, min_8bit_size=16_384)))
+    kept = inspected(saved(tmp_path / "b.pt", optimizer_of("adam8bit", shapes, keep_32bit=("p3",))))
+    reasons = {each["name"]: each["reason"] for each in larger["parameters"]}
+    assert reasons["p0"] == reasons["p1"] == "fewer than 16,384 elements, the smallest that is quantised here"
+    assert {each["name"]: each["reason"] for each in kept["parameters"]} == {
+        "p0": None, "p1": None, "p2": None, "p3": "kept in 32 bit: an override",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_state_tells_the_dtype_of_the_weights_for_what_others_would_take(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    record = inspected(saved(tmp_path / "o.pt", stepped(find("adamw"), tiny_distilbert().to(dtype), OptimSpec())))
+    others = {row["name"]: row["state_bytes"] for row in record["alternatives"]}
+    assert others == {
+        "adamw": 557_992, "adafactor": 19_280, "adam8bit": 295_648, "adamw4bit": others["adamw4bit"],
+        "lion8bit": 147_824, "sgd": 0,
+    }  # fmt: skip
+    assert not [note for note in record["notes"] if "dtype" in note]
+
+
+def test_what_others_would_take_is_what_estimate_says(distilbert: Path, tmp_path: Path) -> None:
+    record = inspected(saved(tmp_path / "o.pt", stepped(find("adafactor"), tiny_distilbert(), OptimSpec())))
+    names = [row["name"] for row in record["alternatives"]]
+    flags = [flag for name in names for flag in ("--optim", name)]
+    estimate = effcli("estimate", distilbert, *flags, "--json").record
+    assert {row["name"]: row["state_bytes"] for row in estimate["optimizers"]} == {
+        row["name"]: row["state_bytes"] for row in record["alternatives"]
+    }
+
+
+def test_of_optimizers_that_keep_the_same_all_are_named_where_nothing_tells_them_apart(tmp_path: Path) -> None:
+    states = {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(4, 3), "exp_avg_sq": torch.ones(4, 3)}}
+    record = inspected(state_of(tmp_path / "o.pt", states, lr=1e-3))
+    assert (record["optimizer"], *record["also_fits"])[:3] == ("adamw", "adam", "radam")
+    assert "nothing that was saved tells them apart" in record["resemblance"]
+
+
+def test_a_layout_alone_is_no_evidence_against_the_settings_beside_it(tmp_path: Path) -> None:
+    states = {0: {"step": 1, "exp_avg": torch.ones(4, 3), "exp_avg_sq": torch.ones(4, 3)}}
+    record = inspected(state_of(tmp_path / "o.pt", states, lr=1e-3, bias_correction=True, fused_by="someone"))
+    assert record["optimizer"] is None
+    assert "galore-adamw" in record["resemblance"]
+    assert "the parameter groups are of another one" in record["resemblance"]
+
+
+def test_an_unknown_layout_is_not_guessed_but_its_keys_and_what_others_would_take_are_told(tmp_path: Path) -> None:
+    record = inspected(state_of(tmp_path / "o.pt", {0: {"memory": torch.ones(64, 64), "count": torch.tensor(1.0)}}))
+    assert record["optimizer"] is None
+    assert "memory, count" in record["resemblance"]
+    assert record["state_bytes"] == 4 * 4096 + 4
+    assert {"name": "adamw", "state_bytes": 8 * 4096 + 4} in record["alternatives"]
+
+
+def test_a_state_that_tells_no_shape_has_no_alternatives(tmp_path: Path) -> None:
+    record = inspected(state_of(tmp_path / "o.pt", {0: {"one": torch.ones(64), "two": torch.ones(63, 2)}}))
+    assert record["optimizer"] is None
+    assert record["parameters"][0]["shape"] is None
+    assert record["alternatives"] == []
+    assert "does not tell the parameter's shape" in record["resemblance"]
+
+
+@pytest.mark.parametrize(("momentum", "optimizer"), [(0.0, "sgd"), (0.9, None)])
+def test_without_state_only_sgd_without_momentum_can_be_told(
+    momentum: float, optimizer: str | None, tmp_path: Path
+) -> None:
+    live = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, momentum=momentum)
+    record = inspected(saved(tmp_path / "o.pt", live))
+    assert record["state_bytes"] == 0
+    assert record["optimizer"] == optimizer
+    assert "there is no state" in record["resemblance"]
