@@ -142,7 +142,7 @@ def test_a_small_amount_is_not_nothing_and_nothing_is_not_an_amount(capsys: pyte
         ]
     )
     memory = part(shown(capsys, record), "Memory")
-    assert row(memory, "sgd")[1:4] == ["0", "0", "0.000"]
+    assert row(memory, "sgd")[1:4] == ["0", "0", "0"]
     assert row(memory, "tiny")[1:4] == ["<0.01", "n/a", "n/a"]
 
 

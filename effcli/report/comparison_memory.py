@@ -100,8 +100,8 @@ def _cell(line: Summary, key: str, unit: int) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a ratio with three decimals; what would be 0 by rounding is not."""
-    return "<0.001" if 0 < value < 0.0005 else f"{value:,.3f}"
+    """Return a ratio with three decimals; nothing at all is a bare 0, and nothing else is."""
+    return "<0.001" if 0 < value < 0.0005 else f"{value:,.3f}" if value else "0"
 
 
 def _amount(num_bytes: float, unit: int) -> str:
