@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DecoderInputs = Callable[[torch.Tensor], torch.Tensor]
 """Labels (rows, tokens) with -100 on padding -> the ids that the decoder reads, of the same shape."""
+Collate = Callable[[Any], dict[str, torch.Tensor]]
+"""Rows -> a batch, as a `Collator` makes it."""
 IGNORED = -100
 """Label that the loss leaves out; the convention of torch's cross-entropy and of transformers."""
 
@@ -49,13 +51,16 @@ class EpochBatchSampler(Sampler[list[int]]):
         """Leave the first `num_rows` out of the next iteration, and of that one alone."""
         self.skip = num_rows
 
+    def order(self, epoch: int) -> torch.Tensor:
+        """Return the row numbers in the order of an epoch, int64 of shape (num_rows,)."""
+        order = epoch_order(self.num_rows, self.seed, epoch)
+        return order if self.first is None or epoch else beginning_with(self.first, order)
+
     def __len__(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = epoch_order(self.num_rows, self.seed, self.epoch)
-        if self.first is not None and self.epoch == 0:
-            order = beginning_with(self.first, order)
+        order = self.order(self.epoch)
         skip, self.skip = self.skip, 0
         for start in range(skip, self.num_rows, self.batch_size):
             yield order[start : start + self.batch_size].tolist()
@@ -142,7 +147,7 @@ def collator(
 
 
 def train_loader(
-    rows: Dataset, collate: Collator, *, batch_size: int, seed: int, num_workers: int, num_longest_first: int = 0
+    rows: Dataset, collate: Collate, *, batch_size: int, seed: int, num_workers: int, num_longest_first: int = 0
 ) -> EpochLoader:
     """Return the loader of the training rows; iterating it draws nothing from the global random generator.
 

@@ -43,6 +43,7 @@ DEMO_CONFIG: dict[str, int | float] = {
     "seq_classif_dropout": 0.0,
 }
 DEMO_LOOP: dict[str, int | float] = {
+    "profile_memory": True,
     "lr": 5e-4,
     "batch_size": 16,
     "epochs": 3,

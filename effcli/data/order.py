@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,13 +23,18 @@ def longest_rows(rows: Dataset, count: int) -> torch.Tensor:
 
     A row is as long as its tokens, those of a target text included. Of rows of one length the earlier comes first.
     """
+    longest = np.argsort(-sum(row_lengths(rows)), kind="stable")[:count]
+    return torch.from_numpy(longest.astype(np.int64))
+
+
+def row_lengths(rows: Dataset) -> list[Any]:
+    """Return the tokens of each row, and those of its target where that is a text; int64 arrays of shape (rows,)."""
     import pyarrow.compute as pc
     import pyarrow.types
 
     texts = [rows.data.column(name) for name in ("input_ids", "labels") if name in rows.column_names]
     lengths = [pc.list_value_length(text).to_numpy() for text in texts if pyarrow.types.is_list(text.type)]
-    longest = np.argsort(-sum(lengths), kind="stable")[:count]
-    return torch.from_numpy(longest.astype(np.int64))
+    return [length.astype(np.int64) for length in lengths]
 
 
 def beginning_with(first: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

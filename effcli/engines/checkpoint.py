@@ -35,7 +35,7 @@ class CheckpointProgress:
 
     `origin` is where the run began to take windows of its size, `first_window` the rows of its very first one. The
     checksums tell other rows and another model apart. The gradient norms in `history` are all that percentile clipping
-    goes on from.
+    goes on from. `profiled` is the profiled update so far, as the record has it.
     """
 
     update: int
@@ -48,6 +48,7 @@ class CheckpointProgress:
     total_updates: int
     history: tuple[Update, ...]
     evaluations: tuple[Evaluation, ...]
+    profiled: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

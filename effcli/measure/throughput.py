@@ -36,7 +36,7 @@ class ThroughputMeter:
         self._seconds = 0.0
         self._rows = _Count()
         self._tokens = _Count()
-        self._rows_read = 0
+        self._rows_read = self._left_out = 0
         self._handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
     def start(self) -> None:
@@ -52,6 +52,14 @@ class ThroughputMeter:
             self._rows.close()
             self._tokens.close()
 
+    def leave_out(self) -> None:
+        """End a stretch as `pause` does, that of one update, without counting it: it was slowed down."""
+        if self._started_s is not None:
+            self._started_s = None
+            self._left_out += 1
+            self._rows.drop()
+            self._tokens.drop()
+
     @property
     def training_s(self) -> float | None:
         """Return the seconds of the closed stretches and of `before_s`; None where those are not known."""
@@ -64,7 +72,11 @@ class ThroughputMeter:
         return rows
 
     def result(self, num_updates: int) -> Throughput | None:
-        """Return the averages over the closed stretches, in which `num_updates` were made; None without any."""
+        """Return the averages over the closed stretches; None without any.
+
+        `num_updates` were made in these and in those that were left out.
+        """
+        num_updates -= self._left_out
         if not num_updates or not self._seconds:
             return None
         return Throughput(
@@ -89,14 +101,20 @@ class ThroughputMeter:
 
 
 class _Count:
-    """A sum of which a first part is closed; holds a tensor when tensors were added."""
+    """A sum of which a part is closed; holds a tensor when tensors were added."""
 
     def __init__(self) -> None:
         self.closed: int | torch.Tensor = 0
         self.total: int | torch.Tensor = 0
+        self._dropped: int | torch.Tensor = 0
 
     def add(self, amount: int | torch.Tensor) -> None:
         self.total = self.total + amount
 
     def close(self) -> None:
-        self.closed = self.total
+        """Count what was added since the last `close` or `drop`."""
+        self.closed = self.total - self._dropped
+
+    def drop(self) -> None:
+        """Leave out what was added since then."""
+        self._dropped = self.total - self.closed

@@ -35,7 +35,7 @@ class Whereabouts:
 
     def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.doing = "forward" if model.training else "evaluation"
-        self.rows, self.tokens = _shape(kwargs.get("input_ids", args[0] if args else None))
+        self.rows, self.tokens = shape_of(args, kwargs)
 
     def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
         self.doing = "backward" if model.training else "evaluation"
@@ -48,6 +48,7 @@ class Whereabouts:
         self.rows = self.tokens = None
 
 
-def _shape(ids: torch.Tensor | None) -> tuple[int | None, int | None]:
-    """Return rows and tokens of a batch's ids, None each where there are none."""
+def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return rows and tokens of the batch that a model is given, None each where it reads no text."""
+    ids = kwargs.get("input_ids", args[0] if args else None)
     return (ids.shape[0], ids.shape[1]) if ids is not None and ids.dim() == 2 else (None, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -36,18 +36,23 @@ def updates(
     built: StepTape | None = None,
     accum: int = 1,
     held_batches: int = 0,
+    first: MicroTape | None = None,
+    held_bytes: int | None = None,
 ) -> Iterator[Alloc | Free | Begin]:
     """Yield the events of one update per element of `steps`, each of `accum` micro-batches and a step, if there is one.
 
     The first micro-batch of an update makes the gradients, later ones add to them. Without a step the gradients are
     freed before the next update's forward, as loops do that clear them there. `built` is what making the optimizer did.
     `held_batches` is the number of batches that live through a whole update, as on a CPU, where nothing is copied to a
-    device; with none, each micro-batch has its own.
+    device; with none, each micro-batch has its own. `first` is the tape of each update's first micro-batch where that
+    is not `micro`, and `held_bytes` what the held batches take where they differ.
     """
     joined = _Joined(before)
     batch = [event for event in micro.events if isinstance(event, Alloc) and event.kind == BATCH]
     if held_batches:
-        micro = _without(batch, micro)
+        micro, first = _without_batch(micro), first and _without_batch(first)
+    if held_bytes is not None:
+        batch, held_batches = [batch[0]._replace(num_bytes=held_bytes)], 1
     yield from joined.before
     if built is not None:
         yield from joined.optimizer(built)
@@ -55,7 +60,7 @@ def updates(
         if step is None:
             yield from joined.cleared()
         for place in range(accum):
-            for event in joined.micro(micro, update, place):
+            for event in joined.micro(first or micro if place == 0 else micro, update, place):
                 yield event
                 if isinstance(event, Begin) and event.phase is Phase.FORWARD and place == 0:
                     yield from joined.loaded(batch, held_batches)
@@ -64,8 +69,8 @@ def updates(
         yield from joined.unloaded()
 
 
-def _without(batch: Sequence[Alloc], tape: MicroTape) -> MicroTape:
-    blocks = {event.block for event in batch}
+def _without_batch(tape: MicroTape) -> MicroTape:
+    blocks = {event.block for event in tape.events if isinstance(event, Alloc) and event.kind == BATCH}
     return replace(tape, events=tuple(event for event in tape.events if getattr(event, "block", None) not in blocks))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from effcli.measure.nvml import read_nvml
 from effcli.measure.peak import cuda_peak_allocated_bytes, peak_rss_bytes
-from effcli.measure.record import EvalFacts, Measured
+from effcli.measure.record import EvalFacts, Measured, ProfiledUpdate
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,10 @@ def measured(
     size: OptimizerSize,
     probe: StepProbe,
     weight_changes: WeightChanges,
+    profiled: ProfiledUpdate | None,
 ) -> Measured:
-    """Return the bytes, elements and counts of a run, read now."""
+    """Return the bytes, elements and counts of a run, read now; on a CPU the peak is that of the profiled update."""
+    profiled = profiled if device.type == "cpu" else None
     return Measured(
         weights_bytes=probe.weights_bytes,
         gradients_bytes=probe.gradients_bytes,
@@ -33,7 +35,8 @@ def measured(
         optimizer_state_elements=size.state_elements,
         tensors=size.tensors,
         parameters_without_state=size.without_state,
-        peak_allocated_bytes=cuda_peak_allocated_bytes(device),
+        peak_allocated_bytes=profiled.peak_allocated_bytes if profiled else cuda_peak_allocated_bytes(device),
+        profiled=profiled,
         peak_rss_bytes=peak_rss_bytes(),
         nvml=read_nvml(device),
         skipped_updates=sum(line.skipped for line in session.history),

@@ -68,6 +68,14 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unlike:
+    """What of a window is unlike its largest later micro-batch: the first one, and the bytes of all that are held."""
+
+    first: Settings
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One optimizer with its hyperparameters."""
 
@@ -123,19 +131,28 @@ class Predictor:
         """Return whether the model can recompute activations in the backward pass."""
         return self._subject.can_recompute
 
-    def program(self, settings: Settings, choice: Choice) -> list[Alloc | Free | Begin]:
+    def program(self, settings: Settings, choice: Choice, unlike: Unlike | None = None) -> list[Alloc | Free | Begin]:
         """Return the events of the first and of a later update."""
         with _ONE_AT_A_TIME:
-            return list(self._events(settings, choice))
+            return list(self._events(settings, choice, unlike))
 
-    def _events(self, settings: Settings, choice: Choice) -> Iterator[Alloc | Free | Begin]:
+    def _events(self, settings: Settings, choice: Choice, unlike: Unlike | None) -> Iterator[Alloc | Free | Begin]:
         tracer = self._tracer(settings)
         before = resident(tracer.parameters, tracer.buffers)
         steps = self.steps(settings, choice)
         accum = min(settings.accum, SIMULATED_MICRO_BATCHES)
         micro = self.micro(settings)
         held = settings.accum if self._target.device == "cpu" else 0
-        return updates(before, micro, (steps.first, steps.later), built=steps.built, accum=accum, held_batches=held)
+        return updates(
+            before,
+            micro,
+            (steps.first, steps.later),
+            built=steps.built,
+            accum=accum,
+            held_batches=held,
+            first=self.micro(unlike.first) if unlike else None,
+            held_bytes=unlike.held_bytes if unlike else None,
+        )
 
     def replay(self, settings: Settings, choice: Choice) -> Replay:
         """Return the highest moments of the first and of a later update on the target's allocator."""

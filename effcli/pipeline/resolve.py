@@ -23,6 +23,7 @@ CONTINUED = {
     "loop.device",
     "loop.engine",
     "loop.compile",
+    "loop.profile_memory",
     "loop.gradient_checkpointing",
     "data.eval",
     "output.out",
@@ -76,7 +77,7 @@ def _demonstration(given: Mapping[str, Any]) -> dict[str, Any]:
     layer: dict[str, Any] = {"optim": {"lr": DEMO_LOOP["lr"]}} if like_adamw and not own_rate else {}
     if (given.get("data") or {}).get("train") is not None:
         return layer
-    loop = {key: DEMO_LOOP[key] for key in ("batch_size", "epochs")}
+    loop = {key: DEMO_LOOP[key] for key in ("batch_size", "epochs", "profile_memory")}
     if not own_rate:
         loop["warmup_ratio"] = DEMO_LOOP["warmup_ratio"]
     return {**layer, "loop": loop, "data": {"max_length": DEMO_LOOP["max_length"]}}

@@ -14,6 +14,7 @@ from effcli.engines.session import Evaluation, Update
 from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
 from effcli.flags import field_label
+from effcli.measure.record import ProfiledUpdate
 from effcli.pipeline.resolve import changed_fields
 from effcli.run_folder import is_complete
 
@@ -28,7 +29,8 @@ class Start:
     """What a run starts from: a checkpoint and what was known when it was written, or nothing.
 
     `origin` is where the windows of the run's size begin, `first_window` the rows of its very first one, None where
-    that is still to come; `damaged` are checkpoints that were passed over, `notes` what should be said about it.
+    that is still to come; `profiled` is the profiled update so far; `damaged` are checkpoints that were passed over,
+    `notes` what should be said about it.
     """
 
     checkpoint: Path | None = None
@@ -37,6 +39,7 @@ class Start:
     history: tuple[Update, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     first_window: int | None = None
+    profiled: ProfiledUpdate | None = None
     damaged: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -90,12 +93,15 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
         history=saved.history,
         evaluations=saved.evaluations,
         first_window=saved.first_window,
+        profiled=None if saved.profiled is None else ProfiledUpdate.model_validate(saved.profiled),
         damaged=found.damaged,
         notes=tuple(notes),
     )
 
 
-def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: int) -> CheckpointProgress:
+def saved_state(
+    prepared: Prepared, session: TrainingSession, *, first_window: int, profiled: ProfiledUpdate | None
+) -> CheckpointProgress:
     """Return what a checkpoint holds of a session beside tensors."""
     return CheckpointProgress(
         update=session.update,
@@ -108,6 +114,7 @@ def saved_state(prepared: Prepared, session: TrainingSession, *, first_window: i
         total_updates=prepared.total_updates,
         history=tuple(session.history),
         evaluations=tuple(session.evaluations),
+        profiled=None if profiled is None else profiled.model_dump(mode="json"),
     )
 
 

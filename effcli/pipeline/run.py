@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from transformers import set_seed
 
-from effcli.data.batches import collator, eval_loader, train_loader
-from effcli.engines.base import EvalResult, Job, Loop
+from effcli.data.batches import collator, train_loader
+from effcli.engines.base import Job, Loop
 from effcli.engines.checkpoint import CheckpointStore, restore
 from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.engines.compiling import compiled
-from effcli.engines.evaluate import evaluate
 from effcli.engines.session import TrainingSession
 from effcli.engines.surroundings import isolated_from_caller
 from effcli.engines.window import WindowLoss
@@ -47,7 +46,9 @@ from effcli.pipeline.guards import (
 from effcli.pipeline.measured import eval_facts, measured
 from effcli.pipeline.out_of_memory import facts_of
 from effcli.pipeline.prepare import Prepared
+from effcli.pipeline.profiling import PlanWindow, Profiling
 from effcli.pipeline.resuming import Start, saved_state
+from effcli.pipeline.scoring import scoring
 from effcli.run_folder import RunFolder
 from effcli.tracking.tracking import Tracking
 
@@ -69,6 +70,7 @@ class Run:
         record: RunRecord,
         start: Start,
         explain: Callable[[OutOfMemoryFacts], OutOfMemoryFacts],
+        plan_window: PlanWindow,
     ) -> None:
         spec, model = prepared.spec, built.model
         self._prepared, self._model, self._folder, self._progress = prepared, model, folder, progress
@@ -96,18 +98,29 @@ class Run:
         )
         self._clipping = PercentileClipping(model, self._optimizer, self._loop)
         self._clipping.remember(start.history)
-        self._watchers = (self._probe, self._meter, self._whereabouts, self._weight_changes, self._clipping)
+        self._profiling = Profiling(prepared, model, self._optimizer, self._meter, start.profiled)
+        watchers = (self._probe, self._meter, self._whereabouts, self._weight_changes, self._clipping)
+        self._watchers = (self._profiling, *watchers)
         self._tracking = Tracking(spec, folder.tracking, progress)
         self._start = start
         self._first_window = start.first_window or self._loop.window_schedule.window
+        self._loader = train_loader(
+            prepared.data.train,
+            self._profiling.watching(self._collate),
+            batch_size=spec.loop.batch_size,
+            seed=spec.loop.seed,
+            num_workers=spec.loop.num_workers,
+            num_longest_first=self._first_window if spec.loop.longest_first else 0,
+        )
+        self._profiling.choose(self._loader, start.update, plan_window)
 
     def execute(self, stop_after_updates: int | None) -> RunRecord:
         """Run the engine to its end and return the saved record; see `train` for what it raises."""
-        spec, prepared = self._prepared.spec, self._prepared
+        prepared = self._prepared
         session = TrainingSession(
             window_schedule=self._loop.window_schedule,
             total_updates=self._loop.total_updates,
-            save_every=spec.output.save_every,
+            save_every=prepared.spec.output.save_every,
             progress=self._progress,
             prepare=self._begin,
             read_lr=lambda: self._probe.last_lr,
@@ -115,12 +128,12 @@ class Run:
             read_samples=self._meter.rows_since_last,
             read_training_s=lambda: self._meter.training_s,
             find_broken_gradient=lambda: broken_gradient(self._model),
-            evaluate=self._evaluation(),
+            evaluate=scoring(prepared, self._model, self._optimizer, self._collate, self._window_loss),
             save=self._save_checkpoint,
             track_update=self._tracking.update,
             track_evaluation=self._tracking.evaluation,
-            pause_clock=self._meter.pause,
-            start_clock=self._meter.start,
+            pause_clock=self._profiling.pause_clock,
+            start_clock=lambda: self._profiling.start_clock(session.update + 1),
             stop_after=stop_after_updates,
             update=self._start.update,
             saved_update=self._start.update if self._start.checkpoint else None,
@@ -131,14 +144,7 @@ class Run:
             model=self._model,
             optimizer=self._optimizer,
             scheduler=self._scheduler,
-            loader=train_loader(
-                prepared.data.train,
-                self._collate,
-                batch_size=spec.loop.batch_size,
-                seed=spec.loop.seed,
-                num_workers=spec.loop.num_workers,
-                num_longest_first=self._first_window if spec.loop.longest_first else 0,
-            ),
+            loader=self._loader,
             window_loss=self._window_loss,
             loop=self._loop,
             start_update=self._start.update,
@@ -196,32 +202,11 @@ class Run:
                 scaler=scaler,
             )
 
-    def _evaluation(self) -> Callable[[], EvalResult] | None:
-        """Return what scores the model on the evaluation rows; None where there are none."""
-        prepared = self._prepared
-        loop, rows = prepared.spec.loop, prepared.data.eval
-        if rows is None:
-            return None
-        loader = eval_loader(
-            rows,
-            self._collate,
-            batch_size=loop.eval_batch_size or loop.batch_size,
-            num_workers=loop.num_workers,
-        )
-
-        def score() -> EvalResult:
-            with evaluation_weights(self._optimizer):
-                return evaluate(
-                    self._model, loader, self._window_loss, device=prepared.device, precision=loop.precision
-                )
-
-        return score
-
     def _save_checkpoint(self, session: TrainingSession) -> None:
         refuse_weights_that_are_not_finite(self._model)
         with explained_saving(session.update):
             self._store.save(
-                saved_state(self._prepared, session, first_window=self._first_window),
+                saved_state(self._prepared, session, first_window=self._first_window, profiled=self._profiling.facts),
                 model=self._model,
                 optimizer=self._optimizer,
                 scheduler=self._scheduler,
@@ -238,6 +223,7 @@ class Run:
         Raises:
             InterruptedRunError: the run would begin again, but a signal has asked to stop.
         """
+        self._profiling.detach()
         facts = facts_of(self._prepared, error, updates_done=session.update, whereabouts=self._whereabouts)
         facts = self._explain(facts)
         self._record = self._record.model_copy(update={"out_of_memory": (*self._record.out_of_memory, facts)})
@@ -268,8 +254,10 @@ class Run:
                 size=size,
                 probe=self._probe,
                 weight_changes=self._weight_changes,
+                profiled=self._profiling.facts,
             )
-        notes = (*unused, *clipping_notes(self._loop, session.history), *precision_notes(facts))
+        clipped = clipping_notes(self._loop, session.history)
+        notes = (*unused, *clipped, *precision_notes(facts), *self._profiling.notes)
         record = self._record.model_copy(
             update={
                 "history": tuple(UpdateFacts(**asdict(line)) for line in session.history),

@@ -11,8 +11,8 @@ from effcli.errors import TraceError
 from effcli.memory.cards import CONTEXT_BYTES
 from effcli.memory.fit import SPARE
 from effcli.memory.plan import Change, MemoryPlan
-from effcli.pipeline.planning import Limits, combined_changes, plan_memory, with_changes, with_largest_batch
-from effcli.pipeline.predicting import Choice, Predictor, Settings
+from effcli.pipeline.planning import LATER, Limits, combined_changes, plan_memory, with_changes, with_largest_batch
+from effcli.pipeline.predicting import Choice, Predictor, Settings, Unlike
 from effcli.pipeline.subjects import prepared_run, present
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from effcli.engines.base import Progress
     from effcli.measure.record import Doing, OutOfMemoryFacts
     from effcli.pipeline.prepare import Prepared
+    from effcli.pipeline.profiled_window import MicroBatch, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,20 @@ class RunPlanner:
         whole = with_largest_batch(with_changes(plan_memory(*asked, limits), *asked), *asked, limits)
         return FailurePlan(there=there, whole=whole, combined=tuple(combined_changes(whole, *asked)))
 
+    def plan_window(self, prepared: Prepared, window: Window, held_bytes: int) -> int | None:
+        """Return the peak in bytes that is planned for a warm update whose batches take `held_bytes`.
+
+        Of its micro-batches the first and the largest later one decide. None where the model's code cannot be traced.
+        """
+        predictor, settings, choice = self._question(prepared)
+        later = _shaped(replace(settings, accum=len(window.batches)), window.largest_later)
+        unlike = Unlike(first=_shaped(settings, window.batches[0]), held_bytes=held_bytes)
+        try:
+            played = predictor.play(predictor.program(later, choice, unlike))
+        except TraceError:
+            return None
+        return max(moment.total_bytes for moment in played.moments if moment.update == LATER)
+
     def _question(self, prepared: Prepared) -> tuple[Predictor, Settings, Choice]:
         """Return what predicts the run, the settings of its longest batch, and its optimizer."""
         loop, data = prepared.spec.loop, prepared.data
@@ -111,6 +126,17 @@ class RunPlanner:
         subject, hyper = prepared_run(self._prepared)
         choice = Choice.of(self._prepared.entry, hyper, self._prepared.spec.optim)
         return Predictor(subject, present(self._prepared.device)), choice
+
+
+def _shaped(settings: Settings, batch: MicroBatch) -> Settings:
+    """Return the settings with the shape of a micro-batch."""
+    return replace(
+        settings,
+        batch_size=batch.rows,
+        max_length=batch.tokens,
+        max_target_length=batch.target_tokens,
+        padded=batch.padded,
+    )
 
 
 def _need_bytes(plan: MemoryPlan, limits: Limits, *, doing: Doing, first: bool) -> int:

@@ -135,7 +135,7 @@ def _run(
     record = record.model_copy(update={"notes": (*record.notes, *notes), "out_of_memory": attempt.failures})
     for note in (*built.weight_notes, *built.notes, expectation(record), *peak_sentences(record), *notes):
         progress.note(note)
-    run = Run(prepared, built, folder, progress, record, start, attempt.explain)
+    run = Run(prepared, built, folder, progress, record, start, attempt.explain, attempt.planner.plan_window)
     open_run_folder(folder, lock, overwrite=overwrite)
     # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})

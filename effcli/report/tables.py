@@ -128,7 +128,10 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
         if plan is None or plan.peak_allocated_bytes is None:
             yield "peak", "n/a: activations are not predicted yet; a run measures it"
         return
-    if measured.peak_allocated_bytes is not None or runs_on_cuda(record):
+    if (profiled := measured.profiled) is not None:
+        shape = f"{count(profiled.rows, 'row')} x {count(profiled.tokens, 'token')}"
+        yield "peak", f"allocated: all tensors of update {format_count(profiled.update)}, profiled; {shape}"
+    elif measured.peak_allocated_bytes is not None or runs_on_cuda(record):
         yield "peak", "allocated: the most that tensors took at once, activations included"
     if not runs_on_cuda(record):
         yield "peak", "resident set: the whole process, Python and libraries included"

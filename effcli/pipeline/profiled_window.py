@@ -1,0 +1,174 @@
+"""Which update of a run is profiled: worked out from the order of the rows before training. Imports numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from effcli.data.batches import EpochBatchSampler
+    from effcli.engines.window_schedule import WindowSchedule
+
+_NUM_EPOCHS = 20
+"""How many epochs are searched: the longest row is in each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A micro-batch of a run: its rows, the tokens of its longest one and of its longest target, and whether rows are
+    filled up."""
+
+    rows: int
+    tokens: int
+    target_tokens: int | None
+    padded: bool
+
+    @property
+    def size(self) -> int:
+        """Return the tokens of rows and targets, padding included."""
+        return self.rows * (self.tokens + (self.target_tokens or 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The micro-batches of update number `update`; `following` is the one after them, None where the epoch ends.
+
+    `example` are the numbers of the rows of the largest one.
+    """
+
+    update: int
+    batches: tuple[MicroBatch, ...]
+    following: MicroBatch | None
+    example: tuple[int, ...]
+
+    @property
+    def largest_later(self) -> MicroBatch:
+        """Return the largest micro-batch after the first, during which gradients live; without any, the first."""
+        return max(self.batches[1:] or self.batches, key=lambda batch: batch.size)
+
+
+def choose_window(
+    sampler: EpochBatchSampler,
+    lengths: Sequence[np.ndarray[Any, Any]],
+    schedule: WindowSchedule,
+    *,
+    start_update: int,
+    total_updates: int,
+) -> Window | None:
+    """Return the update with the largest micro-batch, of those after the first that this process makes.
+
+    Of equally large ones, a micro-batch with others before it in its window comes first, since gradients live then, and
+    after that the earliest. `lengths` are the tokens of each row, in seq2seq those of its target too. None where there
+    is one update, or less. At most the first epochs of many are searched.
+    """
+    best: tuple[int, _Epoch, int] | None = None
+    for epoch in _epochs(sampler, lengths, schedule, start_update=start_update, total_updates=total_updates):
+        if not len(ranks := epoch.ranks()):
+            continue
+        place = int(ranks.argmax())
+        if best is None or ranks[place] > best[0]:
+            best = (int(ranks[place]), epoch, place + epoch.first_place)
+        if best[0] >= _most(lengths, schedule):
+            break
+    return None if best is None else best[1].window(best[2])
+
+
+def batch_bytes(batches: Sequence[MicroBatch], example: Mapping[str, torch.Tensor]) -> int:
+    """Return the bytes of the tensors of micro-batches, which are named and typed as those of an example.
+
+    Each is of shape (rows,), (rows, tokens), or in seq2seq (rows, tokens of the target): those of the loss's labels and
+    what the decoder reads.
+    """
+    total = 0
+    for name, tensor in example.items():
+        for batch in batches:
+            length = batch.target_tokens if name in ("labels", "decoder_input_ids") else None
+            width = 1 if tensor.dim() == 1 else length or batch.tokens
+            total += batch.rows * width * tensor.element_size()
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Epoch:
+    """The micro-batches of an epoch that are left: the rows, and arrays with one number for each micro-batch.
+
+    `first_update` is the number of the first of its updates; micro-batches before `first_place` are not to be chosen.
+    """
+
+    order: np.ndarray[Any, Any]
+    first_update: int
+    first_place: int
+    batch_size: int
+    accum: int
+    rows: np.ndarray[Any, Any]
+    longest: tuple[np.ndarray[Any, Any], ...]
+    shortest: np.ndarray[Any, Any]
+    num_batches: int
+
+    def ranks(self) -> np.ndarray[Any, Any]:
+        """Return how much each is to be preferred, twice its size and 1 more where gradients live."""
+        places = np.arange(len(self.rows))
+        ranks: np.ndarray[Any, Any] = 2 * self.rows * sum(self.longest) + (places % self.accum > 0)
+        return ranks[self.first_place : self.num_batches]
+
+    def window(self, place: int) -> Window:
+        """Return the window with the micro-batch at a place."""
+        number = place // self.accum
+        begin, end = number * self.accum, min((number + 1) * self.accum, len(self.rows))
+        rows = self.order[place * self.batch_size : (place + 1) * self.batch_size]
+        return Window(
+            update=self.first_update + number,
+            batches=tuple(self._batch(index) for index in range(begin, end)),
+            following=self._batch(end) if end < len(self.rows) else None,
+            example=tuple(int(row) for row in rows),
+        )
+
+    def _batch(self, place: int) -> MicroBatch:
+        tokens, *targets = (int(longest[place]) for longest in self.longest)
+        return MicroBatch(
+            rows=int(self.rows[place]),
+            tokens=tokens,
+            target_tokens=targets[0] if targets else None,
+            padded=int(self.shortest[place]) < tokens,
+        )
+
+
+def _epochs(
+    sampler: EpochBatchSampler,
+    lengths: Sequence[np.ndarray[Any, Any]],
+    schedule: WindowSchedule,
+    *,
+    start_update: int,
+    total_updates: int,
+) -> Iterator[_Epoch]:
+    """Yield what is left of the epochs, as far as updates are made of it."""
+    update, size = start_update, schedule.batch_size
+    for _ in range(_NUM_EPOCHS):
+        if update >= total_updates:
+            return
+        position = schedule.position(update)
+        order = sampler.order(position.epoch).numpy()[position.rows :]
+        starts = np.arange(0, len(order), size)
+        yield _Epoch(
+            order=order,
+            first_update=update + 1,
+            first_place=schedule.accum if update == start_update else 0,
+            batch_size=size,
+            accum=schedule.accum,
+            rows=np.diff(np.append(starts, len(order))),
+            longest=tuple(np.maximum.reduceat(length[order], starts) for length in lengths),
+            shortest=np.minimum.reduceat(lengths[0][order], starts),
+            num_batches=(total_updates - update) * schedule.accum,
+        )
+        update += -(-len(starts) // schedule.accum)
+
+
+def _most(lengths: Sequence[np.ndarray[Any, Any]], schedule: WindowSchedule) -> int:
+    """Return a rank that no micro-batch exceeds: full, its rows and targets as long as the longest."""
+    rows = min(schedule.batch_size, schedule.num_rows)
+    return 2 * rows * sum(int(length.max()) for length in lengths) + (schedule.accum > 1)
