@@ -146,6 +146,15 @@ def test_a_small_amount_is_not_nothing_and_nothing_is_not_an_amount(capsys: pyte
     assert row(memory, "tiny")[1:4] == ["<0.01", "n/a", "n/a"]
 
 
+def test_states_and_peaks_have_the_unit_that_suits_each(capsys: pytest.CaptureFixture[str]) -> None:
+    run = comparisons.run("adamw")
+    assert run.measured is not None
+    large = run.measured.model_copy(update={"peak_allocated_bytes": 80 * 2**30, "peak_rss_bytes": 90 * 2**30})
+    memory = part(shown(capsys, comparisons.comparison([run.model_copy(update={"measured": large})])), "Memory")
+    assert row(memory, "adamw")[1:] == ["501.89", "501.89", "1.000", "1.23", "80.00", "1.000", "90.00"]
+    assert re.findall(r"[MG]iB", memory) == ["MiB", "GiB", "GiB"]
+
+
 def test_a_state_that_is_not_as_predicted_is_told_to_the_byte(capsys: pytest.CaptureFixture[str]) -> None:
     run = comparisons.run("adam8bit")
     assert run.measured is not None

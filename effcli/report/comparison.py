@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from effcli.report.comparison_memory import memory_bars, memory_remarks, memory_table
+from effcli.report.comparison_bars import memory_bars
+from effcli.report.comparison_memory import memory_remarks, memory_table
 from effcli.report.comparison_results import results_remarks, results_table
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.settings import Difference, settings_of

@@ -1,21 +1,16 @@
-"""Memory of several runs side by side: state and peak, predicted beside measured, and what the peak is made of."""
+"""Memory of several runs side by side: state and peak, predicted beside measured, and where the numbers come from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
-from effcli.report.bars import fills, stacked_bar
 from effcli.report.layout import ruled_table
 from effcli.report.rows import runs_on_cuda
 from effcli.report.text import common_unit, in_unit, plain, plus_minus
 from effcli.units import Basis, Category, count, format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from effcli.measure.comparison import ComparisonRecord, Summary
@@ -25,9 +20,6 @@ NOT_AVAILABLE = "n/a"
 _STATE = ("predicted_state_bytes", "measured_state_bytes")
 _PEAK = ("predicted_peak_allocated_bytes", "peak_allocated_bytes")
 _RESIDENT = "peak_rss_bytes"
-_LOOKS = ("cyan", "yellow", "green", "magenta")
-"""Colours of weights, gradients, state, and the rest, where there are colours; the fills differ without them."""
-_SHORTEST_BAR, _LONGEST_BAR, _LONGEST_NAME = 8, 60, 24
 
 
 def first_run(record: ComparisonRecord, name: str) -> RunRecord | None:
@@ -95,8 +87,8 @@ def _unit(record: ComparisonRecord, keys: Sequence[str]) -> tuple[int, str]:
 def _cell(line: Summary, key: str, unit: int) -> str:
     if unit == 0:
         return NOT_AVAILABLE if key not in line.ratios else ratio(line.ratios[key])
-    amount = getattr(line, key)
-    return NOT_AVAILABLE if amount is None else _amount(amount, unit)
+    num_bytes = getattr(line, key)
+    return NOT_AVAILABLE if num_bytes is None else amount(num_bytes, unit)
 
 
 def ratio(value: float) -> str:
@@ -104,7 +96,8 @@ def ratio(value: float) -> str:
     return "<0.001" if 0 < value < 0.0005 else f"{value:,.3f}" if value else "0"
 
 
-def _amount(num_bytes: float, unit: int) -> str:
+def amount(num_bytes: float, unit: int) -> str:
+    """Return bytes in a unit with two decimals; what would be 0 by rounding is not."""
     return "<0.01" if 0 < num_bytes < 0.005 * unit else in_unit(round(num_bytes), unit)
 
 
@@ -112,7 +105,7 @@ def _spread(line: Summary, key: str, unit: int, sign: str) -> str:
     """Return the deviation over seeds in the column's unit; nothing where there is one seed, and for ratios."""
     if unit == 0 or key not in line.spread:
         return ""
-    return f"{sign}{_amount(line.spread[key].deviation, unit)}"
+    return f"{sign}{amount(line.spread[key].deviation, unit)}"
 
 
 def _varies(line: Summary) -> bool:
@@ -205,61 +198,3 @@ def _shape(profiled: Sequence[ProfiledUpdate]) -> str:
     ]
     planned = all(update.planned_peak_allocated_bytes is not None for update in profiled)
     return f"{' or '.join(told)}; predicted for {'that' if planned else 'the largest'} batch"
-
-
-def memory_bars(record: ComparisonRecord, console: Console) -> Iterator[RenderableType]:
-    """Yield a bar for each name on one scale: what is live at the predicted peak, or before activations without one."""
-    runs = [(line.name, run) for line in record.summary if (run := first_run(record, line.name)) is not None]
-    at_peak = [(name, _parts_at_peak(run)) for name, run in runs]
-    if not all(parts for _, parts in at_peak):
-        at_peak = [(name, _parts_before_activations(run)) for name, run in runs]
-        title = "Before activations, as predicted"
-    else:
-        title = "At the predicted peak of the largest batch"
-    if not at_peak:
-        return
-    largest = max(sum(parts) for _, parts in at_peak)
-    unit, unit_name = common_unit(largest)
-    headings = ("optimizer", f"total, {unit_name}")
-    longest = max(len(headings[0]), *(len(plain(name)) for name, _ in at_peak))
-    used = min(longest, _LONGEST_NAME) + len(headings[1]) + 4
-    width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - used))
-    table = ruled_table("", headings[0])
-    table.title, table.columns[0].max_width = None, _LONGEST_NAME
-    table.add_column("", no_wrap=True, overflow="crop")
-    table.add_column(headings[1], justify="right", overflow="fold")
-    for name, parts in at_peak:
-        bar = stacked_bar(parts, largest, width, console.encoding)
-        table.add_row(plain(name), _coloured(bar, console.encoding), _amount(sum(parts), unit))
-    yield Group(Text(title, style="bold"), _legend(console.encoding, len(at_peak[0][1])), table)
-
-
-def _parts_at_peak(run: RunRecord) -> tuple[int, ...]:
-    """Return weights, gradients, state, and activations with temporaries, in bytes; nothing without a traced peak."""
-    plan = run.optimizer.plan
-    phases = {} if plan is None else plan.first_phases if plan.peak_update == "first" else plan.phases
-    peak = phases.get(plan.peak_phase or "") if plan else None
-    if peak is None or peak.activations_bytes is None or peak.temporaries_bytes is None:
-        return ()
-    rest = peak.activations_bytes + peak.temporaries_bytes
-    return (peak.weights_bytes, peak.gradients_bytes, peak.optimizer_state_bytes, rest)
-
-
-def _parts_before_activations(run: RunRecord) -> tuple[int, ...]:
-    return (run.model.weights_bytes, run.model.gradients_bytes, run.optimizer.state_bytes)
-
-
-def _legend(encoding: str, num_parts: int) -> Text:
-    names = ("weights", "gradients", "state", "activations and temporaries")[:num_parts]
-    legend = Text()
-    for fill, look, name in zip(fills(encoding), _LOOKS, names, strict=False):
-        legend.append(fill, style=look).append(f" {name}  ")
-    legend.rstrip()
-    return legend
-
-
-def _coloured(bar: str, encoding: str) -> Text:
-    text = Text(no_wrap=True)
-    for fill, look in zip(fills(encoding), _LOOKS, strict=True):
-        text.append(fill * bar.count(fill), style=look)
-    return text
