@@ -132,7 +132,8 @@ class _ComparedRun:
         if before is None:
             return run
         if is_complete(run.folder):
-            run.attempt = run.attempt.model_copy(update={"status": "completed", "others_share": before.others_share})
+            update = {"status": "completed", "exit_code": 0, "others_share": before.others_share}
+            run.attempt = run.attempt.model_copy(update=update)
             run.read()
         elif before.status != "failed" and run.folder.recipe.is_file() and any(run.folder.checkpoints.glob("*")):
             run.goes_on = True
@@ -161,6 +162,8 @@ class _ComparedRun:
         """Take how it ended, and remove what a complete run needs no more."""
         complete = is_complete(self.folder)
         status, failure = ("completed", None) if complete else (ended.status, ended.failure or "it left no record")
+        if status == "interrupted" and failure:  # how to go on is said for the whole comparison
+            failure = failure.partition(", continue with")[0]
         self.attempt = self.attempt.model_copy(
             update={
                 "status": "failed" if status == "completed" and not complete else status,
@@ -222,7 +225,7 @@ class _Comparing:
                 signals=signals,
             )
         )
-        if run.attempt.status != "completed":
+        if run.attempt.status == "failed":
             progress.note(f"{run.wanted.name}: {run.attempt.failure}")
 
     def _fail_alike(self) -> bool:

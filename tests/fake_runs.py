@@ -1,0 +1,140 @@
+"""Runs without a model: processes that start in a fraction of a second and end in the ways that runs end.
+
+The protocol, the signals and the folders are those of real runs; what is measured is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from effcli.engines.base import Progress, UpdateResult
+from effcli.engines.session import TrainingSession
+from effcli.engines.window_schedule import WindowSchedule
+from effcli.errors import InterruptedRunError, TrainingFailedError, UsageError
+from effcli.measure.record import RunRecord
+from effcli.recipes import write_recipe
+from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, open_run_folder
+from effcli.run_lock import RunLock
+from effcli.spec import RunSpec
+from tests import comparisons
+
+WAYS = "EFFCLI_TEST_WAYS"
+"""Environment variable: JSON of optimizer -> how its runs end, where not well."""
+LONG = 1000
+"""Updates of a run that waits for a signal."""
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from tests.fake_runs import main
+main()
+"""
+
+
+def fake_runs(monkeypatch: pytest.MonkeyPatch, ways: Mapping[str, str] | None = None) -> None:
+    """Let comparisons of this process start such runs, which end in these ways."""
+    monkeypatch.setattr("effcli.pipeline.fresh_process._PROGRAM", _PROGRAM)
+    monkeypatch.setenv(WAYS, json.dumps(ways or {}))
+
+
+def main() -> None:
+    """Be the process of one run."""
+    from effcli import pipeline
+    from effcli.pipeline import run_process
+
+    pipeline.train = _train
+    run_process.main()
+
+
+def compare() -> None:
+    """Be `effcli`, with such runs."""
+    from effcli.cli import app
+    from effcli.pipeline import fresh_process
+
+    fresh_process._PROGRAM = _PROGRAM
+    app.main()
+
+
+def _train(spec: RunSpec, *, progress: Progress, resume: bool, overwrite: bool) -> RunRecord:
+    """Make the updates of a run, in the way that the environment asks for."""
+    way = json.loads(os.environ[WAYS]).get(spec.optim.name, "")
+    progress.note("A sentence of every run.")
+    print("printed by a library")
+    os.write(1, b"written by a library\n")
+    if way == "refuse":
+        raise UsageError("nothing to train on")
+    if way == "fault":
+        raise KeyError("no such thing")
+    if way == "wait before training":
+        progress.note("waiting")
+        time.sleep(60)
+    folder = check_run_folder(str(spec.output.out), resume=resume, overwrite=overwrite, inputs={})
+    with RunLock(folder.path) as lock:
+        open_run_folder(folder, lock, overwrite=overwrite)
+        write_recipe(spec, folder.recipe, f"{RECIPE_PURPOSE} {spec.output.out}")
+        return _updates(spec, folder, progress, way, first=_saved_update(folder) if resume else 0)
+
+
+def _updates(spec: RunSpec, folder: RunFolder, progress: Progress, way: str, *, first: int) -> RunRecord:
+    total = LONG if way == "wait" else 4
+    session = TrainingSession(
+        window_schedule=WindowSchedule(num_rows=8, batch_size=8, accum=1),
+        total_updates=total,
+        save_every=None if way != "wait" else LONG,
+        progress=progress,
+        prepare=lambda scaler: None,
+        read_lr=lambda: 1e-3,
+        read_clip_norm=lambda: None,
+        read_samples=lambda: 8,
+        evaluate=None,
+        save=lambda session: (folder.checkpoints / f"update-{session.update}").mkdir(parents=True, exist_ok=True),
+        update=first,
+    )
+    record = comparisons.run(spec.optim.name, spec.loop.seed)
+    record = record.model_copy(update={"spec": spec.model_dump(mode="json"), "total_updates": total})
+    try:
+        with session.stopping_on_signals():
+            session.train_begin()
+            while session.update < total and not (way == "wait" and first):
+                if session.update == 1 and way == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if session.update == 1 and way == "fail":
+                    raise TrainingFailedError("update 2: the loss is nan")
+                session.after_update(UpdateResult(loss=1.0, grad_norm=1.0))
+                time.sleep(0.02 if way == "wait" else 0)
+    except (InterruptedRunError, TrainingFailedError) as error:
+        status = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
+        _write(folder, record.model_copy(update={"status": status, "failure": str(error)}))
+        raise
+    finally:
+        progress.stop()
+    folder.model.mkdir()
+    _write(folder, record)
+    return record
+
+
+def _saved_update(folder: RunFolder) -> int:
+    return max(int(path.name.removeprefix("update-")) for path in folder.checkpoints.iterdir())
+
+
+def _write(folder: RunFolder, record: RunRecord) -> None:
+    folder.record.write_text(record.model_dump_json())
+
+
+def attempts(document: Mapping[str, Any]) -> list[tuple[str, str, int | None]]:
+    """Return name, status and exit code of each attempt of a comparison's document."""
+    return [(attempt["name"], attempt["status"], attempt["exit_code"]) for attempt in document["attempts"]]
+
+
+def saved(out: Path) -> dict[str, Any]:
+    """Return the document that a comparison left."""
+    return json.loads((out / "comparison.json").read_text())
+
+
