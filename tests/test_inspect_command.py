@@ -1,0 +1,199 @@
+"""`effcli inspect` on the command line: the table, the values, and one line for whatever is no optimizer state."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import Trap
+from tests.commands import Result, effcli
+
+UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2}
+NUM_PARAMETERS = 30
+
+
+@pytest.fixture
+def optimizer() -> torch.optim.Optimizer:
+    """Return AdamW after one update of thirty parameters of growing size."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(number + 1, 64)) for number in range(NUM_PARAMETERS)]
+    optimizer = torch.optim.AdamW([(f"block.{number}.weight", param) for number, param in enumerate(params)])
+    for param in params:
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.fixture
+def path(optimizer: torch.optim.Optimizer, tmp_path: Path) -> Path:
+    """Return the file of its state."""
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    return tmp_path / "optimizer.pt"
+
+
+def shown(*arguments: object) -> str:
+    result = effcli("inspect", *arguments)
+    assert result.code == 0, result.stderr
+    return result.stdout
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(value.untyped_storage().nbytes() for state in optimizer.state.values() for value in state.values())
+
+
+def test_the_tables_fit_80_columns_and_say_the_exact_bytes(path: Path, optimizer: torch.optim.Optimizer) -> None:
+    text = shown(path)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert f"({state_bytes(optimizer):,} B)" in text
+    rows = re.findall(r"^(?:step|exp_avg|exp_avg_sq) +([\d,]+) +([\d.]+) (B|KiB|MiB)  float32$", text, re.MULTILINE)
+    elements = NUM_PARAMETERS * (NUM_PARAMETERS + 1) // 2 * 64
+    assert [int(count.replace(",", "")) for count, _, _ in rows] == [NUM_PARAMETERS, elements, elements]
+    assert sum(float(number) * UNITS[unit] for _, number, unit in rows) == pytest.approx(
+        state_bytes(optimizer), rel=1e-3
+    )
+    assert re.search(r"^adamw \(as saved\) .* 1\.00 x", text, re.MULTILINE)
+    assert re.search(r"^sgd +0 B +0\.00 x", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"), [((), 20), (("--top", 3), 3), (("--top", 0), 0), (("--per-layer",), NUM_PARAMETERS)]
+)
+def test_the_largest_parameters_are_shown_and_how_many_are_left(
+    flags: tuple[object, ...], rows: int, path: Path
+) -> None:
+    text = shown(path, *flags)
+    listed = [int(number) for number in re.findall(r"^block\.(\d+)\.weight", text, re.MULTILINE)]
+    assert listed == list(range(NUM_PARAMETERS))[::-1][:rows]
+    left = re.search(r"^more +(\d+) parameter", text, re.MULTILINE)
+    assert (int(left[1]) if left else 0) == NUM_PARAMETERS - rows
+
+
+@pytest.mark.parametrize("form", ["separate", "joined", "before", "reversed"])
+def test_values_are_those_of_the_live_state(form: str, path: Path, optimizer: torch.optim.Optimizer) -> None:
+    pattern = "block.2.weight.exp_avg"
+    arguments: dict[str, tuple[object, ...]] = {
+        "separate": (path, "--values", pattern, "--json"),
+        "joined": (path, f"--values={pattern}", "--json"),
+        "before": ("--values", pattern, path, "--json"),
+        "reversed": ("--json", "--values", pattern, path),
+    }
+    values = effcli("inspect", *arguments[form]).record["values"]
+    live = optimizer.state[optimizer.param_groups[0]["params"][2]]
+    assert [tensor["key"] for tensor in values] == ["exp_avg", "exp_avg_sq"]
+    for tensor in values:
+        expected = live[tensor["key"]]
+        assert tensor["parameter"] == "block.2.weight"
+        assert tensor["shape"] == [3, 64]
+        assert tensor["dtype"] == "float32"
+        assert tensor["first"] == pytest.approx(expected.flatten()[: len(tensor["first"])].tolist(), rel=1e-6)
+        assert len(tensor["first"]) >= 4
+        assert (tensor["minimum"], tensor["maximum"]) == (expected.min().item(), expected.max().item())
+
+
+@pytest.mark.parametrize(
+    "arguments", [("{path}", "--values"), ("--values", "{path}"), ("--values", "--quiet", "{path}")]
+)
+def test_values_without_a_pattern_are_those_of_the_first_tensors(arguments: tuple[str, ...], path: Path) -> None:
+    text = shown(*(argument.format(path=path) for argument in arguments))
+    assert len(re.findall(r"^block\.\d+\.weight\.\w+$", text, re.MULTILINE)) == 20
+    assert ("the first 20 tensors" in text) == ("--quiet" not in arguments)
+    record = effcli("inspect", path, "--values", "--json").record
+    assert len(record["values"]) == 3 * NUM_PARAMETERS
+
+
+def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    odd = torch.tensor([1.0, float("nan"), float("inf"), -2.0])
+    torch.save({"state": {0: {"exp_avg": odd}}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    (tensor,) = effcli("inspect", tmp_path / "o.pt", "--values", "--json").record["values"]
+    assert (tensor["num_nan"], tensor["num_infinite"], tensor["minimum"]) == (1, 1, -2.0)
+    assert "not finite: 1 NaN, 1 infinit" in shown(tmp_path / "o.pt", "--values")
+
+
+def test_a_pattern_that_fits_nothing_is_refused_with_an_example(path: Path) -> None:
+    result = effcli("inspect", path, "--values", "blok")
+    assert result.code == 2
+    assert result.error == "--values 'blok' fits no state; a state is called 'block.0.weight.step'"
+
+
+def test_names_are_data(tmp_path: Path) -> None:
+    names = ["[red]evil[/red]", "a\x1b[2Jb\nc", "[/some/x]", "ordinary"]
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in names]
+    optimizer = torch.optim.Adagrad(list(zip(names, params, strict=True)))
+    torch.save(optimizer.state_dict(), tmp_path / "[v2].pt")
+    text = shown(tmp_path / "[v2].pt", "--values")
+    assert "\x1b" not in text
+    assert "[red]evil[/red]" in text
+    assert "a\\x1b[2Jb c" in text
+    assert "[/some/x]" in text
+    assert "[v2].pt" in text
+
+
+def hostile(folder: Path, marker: Path) -> Path:
+    torch.save({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [Trap(marker)]}, folder / "hostile.pt")
+    return folder / "hostile.pt"
+
+
+def test_a_hostile_pickle_is_refused_in_one_line_and_nothing_runs(tmp_path: Path) -> None:
+    result = effcli("inspect", hostile(tmp_path, tmp_path / "marker"))
+    assert result.code == 2
+    assert "hostile.pt" in result.error
+    assert not (tmp_path / "marker").exists()
+
+
+def _weights(folder: Path) -> Path:
+    torch.save({"layer.weight": torch.ones(3), "layer.bias": torch.ones(3)}, folder / "model.bin")
+    return folder / "model.bin"
+
+
+def _text(folder: Path) -> Path:
+    (folder / "notes.txt").write_text("some words\n")
+    return folder / "notes.txt"
+
+
+def _empty(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+@pytest.mark.parametrize("make", [_weights, _text, _empty])
+def test_what_holds_no_optimizer_state_is_one_line(make: Any, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    result = effcli("inspect", path)
+    assert result.code == 2
+    assert result.stdout == ""
+    assert str(path) in result.error
+
+
+def test_a_path_that_does_not_exist_gets_the_nearest_name(path: Path, tmp_path: Path) -> None:
+    near = effcli("inspect", tmp_path / "optimiser.pt")
+    assert near.code == 2
+    assert near.error == f"'{tmp_path / 'optimiser.pt'}' does not exist. Did you mean 'optimizer.pt'?"
+    deeper = effcli("inspect", tmp_path / "optimizer.p" / "a" / "b")
+    assert deeper.error == f"'{tmp_path / 'optimizer.p'}' does not exist. Did you mean 'optimizer.pt'?"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--values",)])
+def test_without_a_path_it_is_asked_for(arguments: tuple[str, ...]) -> Any:
+    result = effcli("inspect", *arguments)
+    assert result.code == 2
+    assert "PATH" in result.error
+
+
+def test_a_model_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    torch.save({"state": {0: {"sum": torch.ones(3)}}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    result = effcli("inspect", tmp_path / "o.pt", "--model", "distilbert-base-case")
+    assert result.code == 2
+    assert "Did you mean 'distilbert-base-cased'?" in result.error
+
+
+def test_it_reads_a_relative_path_and_a_link(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    results: list[Result] = [effcli("inspect", name, "--json") for name in ("optimizer.pt", "link", os.path.curdir)]
+    assert len({result.record["state_bytes"] for result in results}) == 1
