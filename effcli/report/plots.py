@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.files import write_bytes, write_text
-from effcli.report.charts.look import PICTURE_INK, PICTURE_PAPER, themed
+from effcli.report.charts.look import PICTURE_INK, draw
 from effcli.report.charts.loss import how_drawn, loss_chart
 from effcli.report.charts.memory import memory_chart
 from effcli.report.charts.names import names_of
@@ -28,27 +27,30 @@ def write_plot(record: ComparisonRecord, path: Path) -> None:
         WriteError: the file cannot be written.
     """
     import altair as alt
-    import vl_convert
 
     names = names_of(record)
-    memory = memory_chart(names, width=_WIDTH, ink=PICTURE_INK, legend=True)
-    losses = loss_chart(names, "updates", width=_WIDTH, ink=PICTURE_INK, legend=True)
-    tradeoff = tradeoff_chart(names, width=_WIDTH, ink=PICTURE_INK)
     parts = [
-        chart.properties(title=alt.TitleParams(title, subtitle=below, fontSize=14, subtitleFontSize=11))
-        for title, below, chart in (
-            ("Memory at the peak", "by component", memory),
-            ("Training loss", how_drawn(names), losses),
-            ("Number of statistics and their precision", "area: bytes of state", tradeoff),
+        (title, below, drawn)
+        for title, below, drawn in (
+            ("Memory at the peak", "by component", memory_chart(names, width=_WIDTH, ink=PICTURE_INK, legend=True)),
+            (
+                "Training loss",
+                how_drawn(names),
+                loss_chart(names, "updates", width=_WIDTH, ink=PICTURE_INK, legend=True),
+            ),
+            (
+                "Number of statistics and their precision",
+                "area: bytes of state",
+                tradeoff_chart(names, width=_WIDTH, ink=PICTURE_INK),
+            ),
         )
-        if chart is not None
+        if drawn is not None
+    ]
+    charts = [
+        drawn.chart.properties(title=alt.TitleParams(title, subtitle=below, fontSize=14, subtitleFontSize=11))
+        for title, below, drawn in parts
     ]
     title = alt.TitleParams([headline(names)], subtitle=[what_ran(names)], fontSize=17, offset=20)
-    row = alt.hconcat(*parts, title=title, spacing=90, bounds="flush").resolve_scale(
-        color="independent", strokeDash="independent"
-    )
-    chart = themed(row, PICTURE_INK).properties(background=PICTURE_PAPER, padding=20).to_dict()
-    if path.suffix.lower() == ".svg":
-        write_text(path, vl_convert.vegalite_to_svg(chart))
-    else:
-        write_bytes(path, vl_convert.vegalite_to_png(chart, scale=2))
+    row = alt.hconcat(*charts, title=title, spacing=90, bounds="flush")
+    rows = {name: own for _, _, drawn in parts for name, own in drawn.rows.by_name.items()}
+    draw(row.resolve_scale(color="independent", strokeDash="independent"), rows, path)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.files import write_bytes, write_text
+from effcli.files import write_text
 from effcli.packages import require_package
 from effcli.report.charts.live import live_chart
-from effcli.report.charts.look import PAGE_INK, PICTURE_INK, PICTURE_PAPER, on_page, themed
+from effcli.report.charts.look import PAGE_INK, PICTURE_INK, draw
 from effcli.report.page.shell import chart_box, document, escaped, layer_legend
 from effcli.report.text import tokens_of_rows
 from effcli.units import format_bytes
@@ -38,8 +38,6 @@ def write_timeline(record: EstimateRecord, path: Path) -> None:
     Raises:
         WriteError: the file cannot be written.
     """
-    import vl_convert
-
     optimizer = record.optimizers[0]
     if optimizer.plan is None:
         return
@@ -49,13 +47,7 @@ def write_timeline(record: EstimateRecord, path: Path) -> None:
         write_text(path, _page(title, facts, optimizer.plan))
         return
     chart = live_chart(optimizer.plan, width=_WIDTH, height=_HEIGHT, ink=PICTURE_INK, legend=True)
-    picture = themed(chart, PICTURE_INK).properties(
-        title={"text": title, "subtitle": facts}, background=PICTURE_PAPER, padding=20
-    )
-    if path.suffix.lower() == ".svg":
-        write_text(path, vl_convert.vegalite_to_svg(picture.to_dict()))
-    else:
-        write_bytes(path, vl_convert.vegalite_to_png(picture.to_dict(), scale=2))
+    draw(chart.chart.properties(title={"text": title, "subtitle": facts}), chart.rows.by_name, path)
 
 
 def _facts(record: EstimateRecord, plan: MemoryPlan) -> list[str]:
@@ -78,4 +70,4 @@ def _page(title: str, facts: Iterable[str], plan: MemoryPlan) -> str:
         *(f'<p class="lead">{escaped(line)}</p>' for line in facts),
         f"</header><main>{layer_legend()}{chart_box('chart')}</main>",
     ]
-    return document(title=title, body=body, charts={"chart": on_page(chart)})
+    return document(title=title, body=body, charts={"chart": chart.on_page()})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.look import LAYERS, layer_colours, values, width_in
+from effcli.report.charts.look import LAYERS, Drawn, Rows, layer_colours, width_in
 from effcli.report.skyline import total_bytes
 from effcli.report.text import common_unit
 from effcli.units import Phase, format_bytes
@@ -28,37 +28,57 @@ def live_chart(
     legend: bool,
     highest_bytes: int | None = None,
     measured_bytes: int | None = None,
-) -> Any:
+    description: str = "Live bytes over an update",
+) -> Drawn:
     """Return the chart of a plan with a timeline, its measured peak as a rule where it is given.
 
-    `highest_bytes` is what the scale reaches at least, so that charts side by side have the same.
+    `highest_bytes` is where the scale ends, so that charts side by side have the same.
     """
     import altair as alt
 
     points = plan.timeline
-    highest = max(*map(total_bytes, points), highest_bytes or 0, measured_bytes or 0)
-    unit, unit_name = common_unit(highest)
-    rows = [_moment(index, point, unit) for index, point in enumerate(points)]
-    rows.append({**rows[-1], "moment": len(points)})  # a step ends where the next point is
-    names = [name for name, _ in LAYERS.values()]
+    unit, unit_name = common_unit(highest_bytes or max(map(total_bytes, points)))
+    moments = [_moment(index, point, unit) for index, point in enumerate(points)]
+    rows = Rows("live")
+    data = rows.add([*moments, {**moments[-1], "moment": len(points)}])  # a step ends where the next point is
     moment = alt.X("moment:Q", axis=None, scale=alt.Scale(domain=[0, len(points)], nice=False))
-    y_scale = alt.Scale(domain=[0, highest / unit]) if highest_bytes else alt.Undefined
-    areas = (
-        alt.Chart(values(rows))
+    scale = alt.Scale(domain=[0, highest_bytes / unit]) if highest_bytes else alt.Undefined
+    y = alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=scale)
+    marks = [*_bands(rows, points, moment, width_in(width), ink), _areas(data, moment, y, legend=legend)]
+    marks += [*_peak(rows, plan, moment, unit, ink), _hover(data, moment, ink)]
+    if measured_bytes is not None:
+        marks.append(_measured(rows, measured_bytes, unit, ink))
+    chart = alt.layer(*marks).properties(width=width, height=height, description=description)
+    return Drawn(chart=chart, rows=rows)
+
+
+def _areas(data: Any, moment: Any, y: Any, *, legend: bool) -> Any:
+    """Return the stacked categories."""
+    import altair as alt
+
+    names = [name for name, _ in LAYERS.values()]
+    return (
+        alt.Chart(data)
         .transform_fold(names, as_=["category", "bytes"])
         .transform_calculate(order=f"indexof({json.dumps(names)}, datum.category)")
         .mark_area(interpolate="step-after")
         .encode(
             x=moment,
-            y=alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=y_scale),
+            y=y,
             color=layer_colours("category", LAYERS.values(), columns=len(LAYERS) if legend else None),
             order=alt.Order("order:Q"),
         )
     )
+
+
+def _hover(data: Any, moment: Any, ink: str) -> Any:
+    """Return a line under the pointer, with the values there."""
+    import altair as alt
+
     pointed = alt.selection_point(on="pointerover", clear="pointerout", fields=["moment"], empty=False)
-    told = ["update:N", "phase:N", *(f"{name}:Q" for name in (*names, "total"))]
-    hover = (
-        alt.Chart(values(rows))
+    told = ["update:N", "phase:N", *(f"{name}:Q" for name, _ in LAYERS.values()), "total:Q"]
+    return (
+        alt.Chart(data)
         .mark_rect(color=ink)
         .encode(
             x=moment,
@@ -68,20 +88,16 @@ def live_chart(
         )
         .add_params(pointed)
     )
-    measured = [] if measured_bytes is None else [_measured(measured_bytes, unit, ink)]
-    return alt.layer(
-        *_bands(points, moment, width_in(width), ink), areas, *_peak(plan, moment, unit, ink), hover, *measured
-    ).properties(width=width, height=height)
 
 
-def _bands(points: Sequence[TimelinePoint], moment: Any, across: str, ink: str) -> Iterable[Any]:
+def _bands(rows: Rows, points: Sequence[TimelinePoint], moment: Any, across: str, ink: str) -> Iterable[Any]:
     """Yield the shading of backward phases, the names of the phases above it, and of the updates above those."""
     import altair as alt
 
     phases = _stretches(points, lambda point: (point.update, point.micro, point.phase))
     updates = _stretches(points, lambda point: point.update)
     shaded = [{"moment": start, "end": end} for start, end, point in phases if point.phase == Phase.BACKWARD]
-    yield alt.Chart(values(shaded)).mark_rect(color=ink, opacity=0.06).encode(x=moment, x2="end:Q")
+    yield alt.Chart(rows.add(shaded)).mark_rect(color=ink, opacity=0.06).encode(x=moment, x2="end:Q")
     for stretches, names, height, weight in (
         (phases, [str(point.phase) for _, _, point in phases], -8, "normal"),
         (updates, ["later updates" if point.update else "first update" for _, _, point in updates], -26, "bold"),
@@ -91,14 +107,14 @@ def _bands(points: Sequence[TimelinePoint], moment: Any, across: str, ink: str) 
             for (start, end, _), name in zip(stretches, names, strict=True)
         ]
         yield (
-            alt.Chart(values(texts))
+            alt.Chart(rows.add(texts))
             .transform_filter(f"datum.share * {across} > datum.room")
             .mark_text(align="left", dx=3, color=ink, fontSize=12, fontWeight=weight)
             .encode(x=moment, y=alt.value(height), text="text:N")
         )
 
 
-def _peak(plan: MemoryPlan, moment: Any, unit: int, ink: str) -> Iterable[Any]:
+def _peak(rows: Rows, plan: MemoryPlan, moment: Any, unit: int, ink: str) -> Iterable[Any]:
     """Yield a dot and a text at the highest moment."""
     import altair as alt
 
@@ -106,18 +122,18 @@ def _peak(plan: MemoryPlan, moment: Any, unit: int, ink: str) -> Iterable[Any]:
     highest = totals.index(max(totals))
     at_left = highest < len(totals) / 2
     row = {"moment": highest + 0.5, "total": totals[highest] / unit, "text": f"peak {format_bytes(totals[highest])}"}
-    base = alt.Chart(values([row])).encode(x=moment, y="total:Q")
+    base = alt.Chart(rows.add([row])).encode(x=moment, y="total:Q")
     yield base.mark_point(color=ink, filled=True, size=60, opacity=1)
     yield base.mark_text(
         color=ink, fontSize=13, fontWeight="bold", align="left" if at_left else "right", dx=8 if at_left else -8, dy=-8
     ).encode(text="text:N")
 
 
-def _measured(num_bytes: int, unit: int, ink: str) -> Any:
+def _measured(rows: Rows, num_bytes: int, unit: int, ink: str) -> Any:
     """Return a line across the chart at the measured peak."""
     import altair as alt
 
-    line = alt.Chart(values([{"total": num_bytes / unit, "amount": format_bytes(num_bytes)}]))
+    line = alt.Chart(rows.add([{"total": num_bytes / unit, "amount": format_bytes(num_bytes)}]))
     told = alt.Tooltip("amount:N", title="measured peak")
     return line.mark_rule(color=ink, strokeDash=[5, 3], opacity=0.8).encode(y="total:Q", tooltip=told)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from effcli.files import write_bytes, write_text
 from effcli.units import Category
 
 PAGE_INK = "currentColor"
@@ -34,11 +37,36 @@ def width_in(width: int | str) -> str:
     return "width" if isinstance(width, str) else str(width)
 
 
-def values(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Return rows as data of a chart."""
-    import altair as alt
+class Rows:
+    """The rows of a chart, kept apart from its description, which names them: altair copies and checks what it holds.
 
-    return alt.InlineData(values=list(rows))
+    `prefix` sets the names apart from those of other charts in the same picture.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.by_name: dict[str, list[Mapping[str, Any]]] = {}
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> Any:
+        """Return rows as the data of one or more layers."""
+        import altair as alt
+
+        name = f"{self._prefix}-{len(self.by_name)}"
+        self.by_name[name] = list(rows)
+        return alt.NamedData(name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A chart without a look of its own, and its rows."""
+
+    chart: Any
+    rows: Rows
+
+    def on_page(self) -> dict[str, Any]:
+        """Return the chart as data for a page, as wide as its box."""
+        fit = {"type": "fit-x", "contains": "padding"}
+        return {**self.chart.to_dict(), "config": config(PAGE_INK), "autosize": fit, "datasets": self.rows.by_name}
 
 
 def layer_colours(field: str, names: Iterable[tuple[str, str]], *, columns: int | None) -> Any:
@@ -51,31 +79,38 @@ def layer_colours(field: str, names: Iterable[tuple[str, str]], *, columns: int 
     return alt.Color(f"{field}:N", title=None, sort=[name for name, _ in known], scale=scale, legend=shown)
 
 
-def themed(chart: Any, ink: str) -> Any:
-    """Return a chart with the look of all charts; `ink` is the colour of text, axes and lines."""
-    return (
-        chart.configure(background="transparent", font=FONT)
-        .configure_view(stroke=None)
-        .configure_axis(
-            labelColor=ink,
-            titleColor=ink,
-            domainColor=ink,
-            tickColor=ink,
-            gridColor=ink,
-            gridOpacity=0.15,
-            domainOpacity=0.5,
-            tickOpacity=0.5,
-            labelFontSize=12,
-            titleFontSize=12,
-            titleFontWeight="normal",
-        )
-        .configure_legend(labelColor=ink, titleColor=ink, labelFontSize=13, symbolType="square")
-        .configure_title(color=ink, subtitleColor=ink, anchor="start", fontSize=16, subtitleFontSize=13)
-    )
+def config(ink: str) -> dict[str, Any]:
+    """Return the look of all charts; `ink` is the colour of text, axes and lines."""
+    axis = {f"{part}Color": ink for part in ("label", "title", "domain", "tick", "grid")}
+    return {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": {
+            **axis,
+            "gridOpacity": 0.15,
+            "domainOpacity": 0.5,
+            "tickOpacity": 0.5,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+        },
+        "legend": {"labelColor": ink, "titleColor": ink, "labelFontSize": 13, "symbolType": "square"},
+        "title": {"color": ink, "subtitleColor": ink, "anchor": "start", "fontSize": 16, "subtitleFontSize": 13},
+    }
 
 
-def on_page(chart: Any) -> dict[str, Any]:
-    """Return a chart as data for a page, as wide as its box."""
-    fitted = chart.properties(autosize={"type": "fit-x", "contains": "padding"})
-    data: dict[str, Any] = themed(fitted, PAGE_INK).to_dict()
-    return data
+def draw(chart: Any, rows: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Write a chart as a picture on white paper; the ending of the path, .svg or .png, says what it becomes.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    import vl_convert
+
+    look = {"config": config(PICTURE_INK), "background": PICTURE_PAPER, "padding": 20}
+    described = {**chart.to_dict(), **look, "datasets": rows}
+    if path.suffix.lower() == ".svg":
+        write_text(path, vl_convert.vegalite_to_svg(described))
+    else:
+        write_bytes(path, vl_convert.vegalite_to_png(described, scale=2))

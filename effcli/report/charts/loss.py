@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from effcli.report.charts.look import values
+from effcli.report.charts.look import Drawn, Rows
 from effcli.report.charts.names import Named, key_scale
-from effcli.report.charts.series import Point, evaluations, losses, points_per_run, smoothed, thinned, window_of
+from effcli.report.charts.series import Point, evaluations, points_per_run, smoothed, thinned, window_of
 from effcli.units import count
 
 Against = Literal["updates", "time"]
@@ -17,45 +17,61 @@ _LOGARITHMIC = 30
 _UNITS_OF_TIME = ((7200, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
 
 
-def loss_chart(names: Sequence[Named], against: Against, *, width: int | str, ink: str, legend: bool) -> Any | None:
+def loss_chart(names: Sequence[Named], against: Against, *, width: int | str, ink: str, legend: bool) -> Drawn | None:
     """Return the losses of all runs; None where no run has one, or none says when its updates ended."""
     import altair as alt
 
     scale, title = _scale(names, against)
     if scale is None:
         return None
-    means = list(_rows(names, smoothed, scale))
-    levels = [row["loss"] for row in means]
+    rows = Rows(f"loss-{against}")
+    smooth = list(_rows(names, smoothed, scale))
+    levels = [row["loss"] for row in smooth]
     logarithmic = min(levels) > 0 and max(levels) > _LOGARITHMIC * min(levels)
-    x = alt.X("x:Q", title=title, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=6))
-    y_scale = alt.Scale(type="log", zero=False) if logarithmic else alt.Scale(zero=False)
-    y = alt.Y("loss:Q", title=f"loss{' (logarithmic)' if logarithmic else ''}", scale=y_scale)
-    lines = {"x": x, "y": y, "detail": "run:N", **key_scale(names, legend=legend, dashes=True)}
+    means = rows.add(smooth)
     most = points_per_run(sum(len(named.runs) for named in names))
-    raw = alt.Chart(values(_rows(names, lambda points: thinned(points, most), scale, positive=logarithmic)))
-    told = [
+    raw = rows.add(_rows(names, lambda points: thinned(points, most), scale, positive=logarithmic))
+    dots = rows.add(_rows(names, None, scale, positive=logarithmic))
+    place = _place(title, logarithmic=logarithmic)
+    lines = {**place, "detail": "run:N", **key_scale(names, legend=legend, dashes=True)}
+    points = {**place, **key_scale(names, legend=False)}
+    chart = alt.layer(
+        alt.Chart(raw).mark_line(strokeWidth=1, opacity=0.28).encode(**lines),
+        alt.Chart(means).mark_line(strokeWidth=2).encode(**lines),
+        alt.Chart(dots)
+        .mark_point(filled=True, size=55, opacity=1, stroke=ink, strokeWidth=1)
+        .encode(**points, tooltip=_told("evaluation loss")),
+        alt.Chart(means).mark_point(size=50, opacity=0).encode(**points, tooltip=_told("mean loss")),
+    )
+    described = chart.properties(width=width, height=_HEIGHT, description=_in_words(names, against))
+    return Drawn(chart=described, rows=rows)
+
+
+def _place(title: str, *, logarithmic: bool) -> dict[str, Any]:
+    """Return both axes."""
+    import altair as alt
+
+    x = alt.X("x:Q", title=title, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=6))
+    scale = alt.Scale(type="log", zero=False) if logarithmic else alt.Scale(zero=False)
+    return {"x": x, "y": alt.Y("loss:Q", title=f"loss{' (logarithmic)' if logarithmic else ''}", scale=scale)}
+
+
+def _told(loss: str) -> list[Any]:
+    """Return what is shown under the pointer; `loss` says of which kind that is."""
+    import altair as alt
+
+    return [
         alt.Tooltip("optimizer:N"),
         alt.Tooltip("seed:Q"),
         alt.Tooltip("update:Q", format=","),
         alt.Tooltip("seconds:Q", format=",.2f"),
+        alt.Tooltip("loss:Q", title=loss, format=".4f"),
     ]
-    dots = alt.Chart(values(_evaluation_rows(names, scale, positive=logarithmic)))
-    colour = key_scale(names, legend=False)
-    return alt.layer(
-        raw.mark_line(strokeWidth=1, opacity=0.28).encode(**lines),
-        alt.Chart(values(means)).mark_line(strokeWidth=2).encode(**lines),
-        dots.mark_point(filled=True, size=55, opacity=1, stroke=ink, strokeWidth=1).encode(
-            x=x, y=y, tooltip=[*told, alt.Tooltip("loss:Q", title="evaluation loss", format=".4f")], **colour
-        ),
-        alt.Chart(values(means))
-        .mark_point(size=50, opacity=0)
-        .encode(x=x, y=y, tooltip=[*told, alt.Tooltip("loss:Q", title="mean loss", format=".4f")], **colour),
-    ).properties(width=width, height=_HEIGHT, description=_in_words(names, against))
 
 
 def how_drawn(names: Sequence[Named]) -> str:
     """Return how losses were smoothed and thinned, in a sentence or two."""
-    lengths = sorted({len(losses(run)) for named in names for _, run in named.runs} - {0})
+    lengths = sorted({len(run.losses) for named in names for run in named.runs} - {0})
     if not lengths:
         return ""
     windows = sorted({window_of(length) for length in lengths})
@@ -70,7 +86,7 @@ def how_drawn(names: Sequence[Named]) -> str:
 
 def without_time(names: Sequence[Named]) -> list[str]:
     """Return the names with a run that has losses but does not say when its updates ended."""
-    return [named.short for named in names if any(_untimed(losses(run)) for _, run in named.runs)]
+    return [named.short for named in names if any(_untimed(run.losses) for run in named.runs)]
 
 
 def _untimed(points: Sequence[Point]) -> bool:
@@ -79,7 +95,7 @@ def _untimed(points: Sequence[Point]) -> bool:
 
 def _scale(names: Sequence[Named], against: Against) -> tuple[Callable[[Point], float | None] | None, str]:
     """Return what reads the place of a point on the axis, and the axis's title; None where there is no point."""
-    points = [point for named in names for _, run in named.runs for point in losses(run)]
+    points = [point for named in names for run in named.runs for point in run.losses]
     if against == "updates":
         return (lambda point: point.update) if points else None, "updates"
     seconds = [point.training_s for point in points if point.training_s is not None]
@@ -91,50 +107,38 @@ def _scale(names: Sequence[Named], against: Against) -> tuple[Callable[[Point], 
 
 def _rows(
     names: Sequence[Named],
-    chosen: Callable[[Sequence[Point]], Iterable[Point]],
+    chosen: Callable[[Sequence[Point]], Iterable[Point]] | None,
     scale: Callable[[Point], float | None],
     *,
     positive: bool = False,
 ) -> Iterable[dict[str, Any]]:
-    """Yield the chosen losses of every run as rows; `positive` leaves out what a logarithmic scale cannot show."""
+    """Yield the chosen losses of every run as rows, or its evaluations.
+
+    `positive` leaves out what a logarithmic scale cannot show.
+    """
     for named in names:
-        for number, (seed, run) in enumerate(named.runs):
-            for point in chosen(losses(run)):
-                yield from _row(named, number, seed, point, scale, positive=positive)
-
-
-def _evaluation_rows(
-    names: Sequence[Named], scale: Callable[[Point], float | None], *, positive: bool
-) -> Iterable[dict[str, Any]]:
-    for named in names:
-        for number, (seed, run) in enumerate(named.runs):
-            for point in evaluations(run):
-                yield from _row(named, number, seed, point, scale, positive=positive)
-
-
-def _row(
-    named: Named, number: int, seed: int, point: Point, scale: Callable[[Point], float | None], *, positive: bool
-) -> Iterable[dict[str, Any]]:
-    place = scale(point)
-    if place is None or (positive and point.loss <= 0):
-        return
-    yield {
-        "key": named.key,
-        "run": f"{named.key}r{number}",
-        "optimizer": named.short,
-        "seed": seed,
-        "update": point.update,
-        "seconds": point.training_s,
-        "x": place,
-        "loss": point.loss,
-    }
+        for number, (seed, run, own) in enumerate(named.runs):
+            for point in evaluations(run) if chosen is None else chosen(own):
+                place = scale(point)
+                if place is None or (positive and point.loss <= 0):
+                    continue
+                yield {
+                    "key": named.key,
+                    "run": f"{named.key}r{number}",
+                    "optimizer": named.short,
+                    "seed": seed,
+                    "update": point.update,
+                    "seconds": point.training_s,
+                    "x": place,
+                    "loss": point.loss,
+                }
 
 
 def _in_words(names: Sequence[Named], against: Against) -> str:
     ends = (
         f"{named.short} from {points[0].loss:.4f} to {points[-1].loss:.4f}"
         for named in names
-        for _, run in named.runs
-        if (points := losses(run))
+        for run in named.runs
+        if (points := run.losses)
     )
     return f"Training loss against {against}: {'; '.join(ends)}"

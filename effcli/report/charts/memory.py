@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.look import LAYERS, REST, layer_colours, values, width_in
+from effcli.report.charts.look import LAYERS, REST, Drawn, Rows, layer_colours, width_in
 from effcli.report.charts.names import Named
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Category, Phase, format_bytes
@@ -88,7 +88,7 @@ def bars_of(run: RunRecord) -> tuple[Bar, ...]:
     return (predicted_bar(run), measured) if measured else (predicted_bar(run),)
 
 
-def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: bool) -> Any | None:
+def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: bool) -> Drawn | None:
     """Return the bars of all names that have a run; None where no name has one."""
     import altair as alt
 
@@ -98,54 +98,60 @@ def memory_chart(names: Sequence[Named], *, width: int | str, ink: str, legend: 
     bars = {named.key: bars_of(run) for named, run in shown}
     largest = max(1, *(bar.total_bytes for own in bars.values() for bar in own))
     unit, unit_name = common_unit(largest)
-    present = {part for own in bars.values() for bar in own for part, num_bytes in bar.parts if num_bytes}
-    used = [layer for layer in (*LAYERS.values(), REST) if layer[0] in present]
-    rows = [f"{key}{side}" for key, own in bars.items() for side in ("h", *(bar.side for bar in own))]
-    scale = alt.Scale(domain=rows, paddingInner=0.25, paddingOuter=0.1)
+    places = [f"{key}{side}" for key, own in bars.items() for side in ("h", *(bar.side for bar in own))]
+    x, y = _scales(largest / unit, unit_name, places, width_in(width))
+    rows = Rows("memory")
+    heads = rows.add({"row": f"{named.key}h", "text": named.short} for named, _ in shown)
+    totals = rows.add(_total_rows(bars, unit, unit_name))
+    layers = [
+        _parts(rows.add(_part_rows(shown, bars, unit)), x, y, _present(bars), columns=2 if legend else None),
+        alt.Chart(heads)
+        .mark_text(align="left", color=ink, fontWeight="bold", fontSize=13, dy=3, limit=alt.ExprRef(width_in(width)))
+        .encode(x=alt.value(0), y=y, text="text:N"),
+        alt.Chart(totals).mark_text(align="left", dx=6, color=ink, fontSize=12).encode(x=x, y=y, text="text:N"),
+    ]
+    marks = list(_mark_rows(shown, unit))
+    if marks:
+        told = alt.Tooltip("amount:N", title="planned for this batch")
+        ticks = alt.Chart(rows.add(marks)).mark_tick(color=ink, thickness=2, size=_STEP)
+        layers.append(ticks.encode(x=x, y=y, tooltip=told))
+    described = "; ".join(f"{named.short}: {_in_words(bars[named.key])}" for named, _ in shown)
+    chart = alt.layer(*layers).properties(width=width, height=_STEP * len(places), description=described)
+    return Drawn(chart=chart, rows=rows)
+
+
+def _scales(largest: float, unit_name: str, places: Sequence[str], across: str) -> tuple[Any, Any]:
+    """Return the axis of amounts, with room for the longest bar's total, and that of bars."""
+    import altair as alt
+
+    end = alt.ExprRef(f"{largest} * {across} / max({across} - {_ROOM}, 40)")
+    amounts = alt.Scale(domainMin=0, domainMax=end, nice=False)
     labels = f"{{h: '', p: '{SIDES['p']}', m: '{SIDES['m']}'}}[slice(datum.label, -1)]"
     axis = alt.Axis(labelExpr=labels, title=None, ticks=False, domain=False, labelPadding=8)
-    y = alt.Y("row:N", sort=None, scale=scale, axis=axis)
-    across = width_in(width)
-    longest = alt.ExprRef(f"{largest / unit} * {across} / max({across} - {_ROOM}, 40)")
-    x_scale = alt.Scale(domainMin=0, domainMax=longest, nice=False)
-    x = alt.X("start:Q", title=unit_name, scale=x_scale, axis=alt.Axis(tickCount=5))
-    parts = (
-        alt.Chart(values(_part_rows(shown, bars, unit)))
-        .mark_bar()
-        .encode(
-            x=x,
-            x2="end:Q",
-            y=y,
-            color=layer_colours("part", used, columns=2 if legend else None),
-            tooltip=[alt.Tooltip(f"{field}:N") for field in ("optimizer", "side", "part", "amount")],
-        )
-    )
-    heads = alt.Chart(values({"row": f"{named.key}h", "text": named.short} for named, _ in shown))
-    heading = heads.mark_text(
-        align="left",
-        baseline="middle",
-        color=ink,
-        fontWeight="bold",
-        fontSize=13,
-        dy=3,
-        limit=alt.ExprRef(width_in(width)),
-    )
-    totals = alt.Chart(values(_total_rows(bars, unit, unit_name))).mark_text(align="left", dx=6, color=ink, fontSize=12)
-    layers = [
-        parts,
-        heading.encode(x=alt.value(0), y=y, text="text:N"),
-        totals.encode(x=alt.X("start:Q", scale=x_scale), y=y, text="text:N"),
-    ]
-    ticks = [
-        {"row": f"{named.key}m", "start": planned / unit, "amount": format_bytes(planned)}
-        for named, run in shown
-        if (planned := planned_for_profiled(run)) is not None
-    ]
-    if ticks:
-        marks = alt.Chart(values(ticks)).mark_tick(color=ink, thickness=2, size=_STEP)
-        layers.append(marks.encode(x="start:Q", y=y, tooltip=alt.Tooltip("amount:N", title="planned for this batch")))
-    described = "; ".join(f"{named.short}: {_in_words(bars[named.key])}" for named, _ in shown)
-    return alt.layer(*layers).properties(width=width, height=_STEP * len(rows), description=described)
+    bands = alt.Scale(domain=list(places), paddingInner=0.25, paddingOuter=0.1)
+    x = alt.X("start:Q", title=unit_name, scale=amounts, axis=alt.Axis(tickCount=5))
+    return x, alt.Y("row:N", sort=None, scale=bands, axis=axis)
+
+
+def _parts(data: Any, x: Any, y: Any, present: Sequence[tuple[str, str]], *, columns: int | None) -> Any:
+    import altair as alt
+
+    told = [alt.Tooltip(f"{field}:N") for field in ("optimizer", "side", "part", "amount")]
+    colour = layer_colours("part", present, columns=columns)
+    return alt.Chart(data).mark_bar().encode(x=x, x2="end:Q", y=y, color=colour, tooltip=told)
+
+
+def _present(bars: Mapping[str, Sequence[Bar]]) -> list[tuple[str, str]]:
+    """Return name and colour of the parts that some bar has."""
+    found = {part for own in bars.values() for bar in own for part, num_bytes in bar.parts if num_bytes}
+    return [layer for layer in (*LAYERS.values(), REST) if layer[0] in found]
+
+
+def _mark_rows(shown: Sequence[tuple[Named, RunRecord]], unit: int) -> Iterable[dict[str, Any]]:
+    for named, run in shown:
+        planned = planned_for_profiled(run)
+        if planned is not None:
+            yield {"row": f"{named.key}m", "start": planned / unit, "amount": format_bytes(planned)}
 
 
 def _in_words(bars: Iterable[Bar]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from effcli.report.charts.look import DASHES, SERIES
+from effcli.report.charts.series import Point, losses
 from effcli.report.text import plain
 from effcli.units import cut
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from effcli.measure.record import RunRecord
 
 _SHORT = 40
+
+
+class Seeded(NamedTuple):
+    """One run of a name, and the losses of its updates, which charts look at more than once."""
+
+    seed: int
+    run: RunRecord
+    losses: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +40,7 @@ class Named:
     colour: str
     dash: tuple[int, ...]
     summary: Summary
-    runs: tuple[tuple[int, RunRecord], ...]
+    runs: tuple[Seeded, ...]
 
     @property
     def short(self) -> str:
@@ -41,7 +50,7 @@ class Named:
     @property
     def run(self) -> RunRecord | None:
         """Return the run that stands for all."""
-        runs = [run for _, run in self.runs]
+        runs = [seeded.run for seeded in self.runs]
         return next((run for run in runs if run.status == "completed"), runs[0] if runs else None)
 
 
@@ -58,7 +67,9 @@ def names_of(record: ComparisonRecord) -> tuple[Named, ...]:
                 dash=DASHES[place // len(SERIES) % len(DASHES)],
                 summary=summary,
                 runs=tuple(
-                    (attempt.seed, run) for attempt in attempts if (run := record.record_of(attempt)) is not None
+                    Seeded(attempt.seed, run, losses(run))
+                    for attempt in attempts
+                    if (run := record.record_of(attempt)) is not None
                 ),
             )
         )

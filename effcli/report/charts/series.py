@@ -25,13 +25,13 @@ class Point(NamedTuple):
     loss: float
 
 
-def losses(run: RunRecord) -> list[Point]:
+def losses(run: RunRecord) -> tuple[Point, ...]:
     """Return the training losses that are numbers, in order."""
-    return [
+    return tuple(
         Point(line.update, line.training_s, line.loss)
         for line in run.history
         if line.loss is not None and math.isfinite(line.loss)
-    ]
+    )
 
 
 def evaluations(run: RunRecord) -> list[Point]:
@@ -50,13 +50,14 @@ def window_of(num_points: int) -> int:
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Return at each point the mean of the losses of its window, which ends there; thinned to what a line needs."""
-    window, total, means = window_of(len(points)), 0.0, []
-    for place, point in enumerate(points):
-        total += point.loss - (points[place - window].loss if place >= window else 0.0)
-        means.append(point._replace(loss=total / min(place + 1, window)))
-    step = max(1, math.ceil(len(means) / _SMOOTH_POINTS))
-    return [*means[:-1:step], *means[-1:]]
+    """Return the mean of the losses of the window that ends there, at as many points as a line needs.
+
+    Each window is summed anew: in a running sum one huge loss would spoil all that follow.
+    """
+    window, step = window_of(len(points)), max(1, math.ceil(len(points) / _SMOOTH_POINTS))
+    places = [*range(0, len(points) - 1, step), *([len(points) - 1] if points else [])]
+    windows = ((points[place], points[max(0, place + 1 - window) : place + 1]) for place in places)
+    return [last._replace(loss=math.fsum(point.loss for point in own) / len(own)) for last, own in windows]
 
 
 def points_per_run(num_runs: int) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from effcli.report.charts.look import values, width_in
+from effcli.report.charts.look import Drawn, Rows, width_in
 from effcli.report.charts.names import Named, key_scale
 from effcli.units import format_bytes
 
@@ -17,6 +17,8 @@ _BEND = 0.003
 _TICKS = (0, 0.001, 0.01, 0.1, 1, 2, 4, 8, 16)
 _BITS = (0, 4, 8, 16, 32, 64)
 _BYTES_PER_PARAMETER = (0.01, 0.1, 1, 2, 4, 8)
+_BEYOND = 1.4
+"""The axis ends at so many times the most statistics."""
 _SMALLEST, _LARGEST = 60, 900
 """Areas of points in square pixels."""
 _NEAR = 0.05
@@ -56,7 +58,7 @@ def kept_by(names: Sequence[Named]) -> list[Kept]:
     return kept
 
 
-def tradeoff_chart(names: Sequence[Named], *, width: int | str, ink: str) -> Any | None:
+def tradeoff_chart(names: Sequence[Named], *, width: int | str, ink: str) -> Drawn | None:
     """Return one point a name, its area the bytes of its state; None where no name has a run."""
     import altair as alt
 
@@ -65,53 +67,76 @@ def tradeoff_chart(names: Sequence[Named], *, width: int | str, ink: str) -> Any
         return None
     right = max(2.0, *(one.statistics for one in kept))
     top = max(32.0, *(one.bits for one in kept)) * 1.3
-    x_axis = alt.Axis(values=[tick for tick in _TICKS if tick <= right * 1.2], format="~g", grid=False)
-    x_scale = alt.Scale(type="symlog", constant=_BEND, domain=[0, right * 1.4], nice=False)
-    x = alt.X("x:Q", title="statistics for a trained parameter", scale=x_scale, axis=x_axis)
-    y_axis = alt.Axis(values=[bits for bits in _BITS if bits <= top])
-    y = alt.Y("y:Q", title="bits for a statistic", scale=alt.Scale(domain=[0, top], nice=False), axis=y_axis)
-    curves = list(_curves(right, top))
-    lines = alt.Chart(values(curves)).mark_line(color=ink, opacity=0.22, strokeWidth=1, strokeDash=[3, 3])
-    ends = [row for row in curves if row["text"]]
-    notes = alt.Chart(values(ends)).mark_text(color=ink, opacity=0.6, fontSize=11, align="right", dx=-3, dy=9)
-    points = [
-        alt.Chart(values(_point(one) for one in kept if one.measured == measured))
-        .mark_point(opacity=0.85, strokeWidth=2, filled=measured)
-        .encode(
-            x=x,
-            y=y,
-            size=alt.Size("state_bytes:Q", legend=None, scale=_area(kept)),
-            tooltip=[
-                alt.Tooltip("optimizer:N"),
-                alt.Tooltip("x:Q", title="statistics for a parameter", format=",.4g"),
-                alt.Tooltip("y:Q", title="bits for a statistic", format=",.3f"),
-                alt.Tooltip("amount:N", title="state"),
-                alt.Tooltip("told:N", title="as"),
-            ],
-            **key_scale(names, legend=False),
-        )
-        for measured in sorted({one.measured for one in kept})
-    ]
-    texts = [
-        alt.Chart(values([{"x": group[0].statistics, "y": group[0].bits, "text": text}]))
-        .mark_text(
-            align=align,
-            color=ink,
-            fontSize=13,
-            fontWeight="bold",
-            dx=dx,
-            dy=-_radius(group, kept) - 7,
-            limit=alt.ExprRef(f"{width_in(width)} / 2"),
-        )
-        .encode(x=x, y=y, text="text:N")
-        for group, text, align, dx in _labels(kept, right, top)
-    ]
+    rows = Rows("tradeoff")
+    place = _axes(right, top)
+    layers = [*_lines(rows, place, right, top, ink), *_points(rows, place, kept, names)]
+    layers += _texts(rows, place, _labels(kept, right, top), kept, width_in(width), ink)
     described = "; ".join(
         f"{one.named.short}: {one.statistics:.4g} statistics of {one.bits:.3g} bits, {format_bytes(one.state_bytes)}"
         for one in kept
     )
-    layers = [lines.encode(x=x, y=y, detail="line:N"), notes.encode(x=x, y=y, text="text:N"), *points, *texts]
-    return alt.layer(*layers).properties(width=width, height=_HEIGHT, description=described)
+    chart = alt.layer(*layers).properties(width=width, height=_HEIGHT, description=described)
+    return Drawn(chart=chart, rows=rows)
+
+
+def _axes(right: float, top: float) -> dict[str, Any]:
+    import altair as alt
+
+    statistics = alt.Axis(values=[tick for tick in _TICKS if tick <= right * 1.2], format="~g", grid=False)
+    across = alt.Scale(type="symlog", constant=_BEND, domain=[0, right * _BEYOND], nice=False)
+    bits = alt.Axis(values=[bits for bits in _BITS if bits <= top])
+    up = alt.Scale(domain=[0, top], nice=False)
+    return {
+        "x": alt.X("x:Q", title="statistics for a trained parameter", scale=across, axis=statistics),
+        "y": alt.Y("y:Q", title="bits for a statistic", scale=up, axis=bits),
+    }
+
+
+def _lines(rows: Rows, place: Mapping[str, Any], right: float, top: float, ink: str) -> Iterable[Any]:
+    """Yield lines of the same bytes a parameter, and how many these are at their upper ends."""
+    import altair as alt
+
+    curves = list(_curves(right, top))
+    lines = alt.Chart(rows.add(curves)).mark_line(color=ink, opacity=0.22, strokeWidth=1, strokeDash=[3, 3])
+    yield lines.encode(**place, detail="line:N")
+    ends = alt.Chart(rows.add(row for row in curves if row["text"]))
+    yield ends.mark_text(color=ink, opacity=0.6, fontSize=11, align="right", dx=-3, dy=9).encode(**place, text="text:N")
+
+
+def _points(rows: Rows, place: Mapping[str, Any], kept: Sequence[Kept], names: Sequence[Named]) -> Iterable[Any]:
+    """Yield predicted points, which are open, then measured ones."""
+    import altair as alt
+
+    told = [
+        alt.Tooltip("optimizer:N"),
+        alt.Tooltip("x:Q", title="statistics for a parameter", format=",.4g"),
+        alt.Tooltip("y:Q", title="bits for a statistic", format=",.3f"),
+        alt.Tooltip("amount:N", title="state"),
+        alt.Tooltip("told:N", title="as"),
+    ]
+    size = alt.Size("state_bytes:Q", legend=None, scale=_area(kept))
+    for measured in sorted({one.measured for one in kept}):
+        points = alt.Chart(rows.add(_point(one) for one in kept if one.measured == measured))
+        marks = points.mark_point(opacity=0.85, strokeWidth=2, filled=measured)
+        yield marks.encode(**place, size=size, tooltip=told, **key_scale(names, legend=False))
+
+
+def _texts(
+    rows: Rows,
+    place: Mapping[str, Any],
+    labels: Iterable[tuple[Sequence[Kept], str, str, int]],
+    kept: Sequence[Kept],
+    across: str,
+    ink: str,
+) -> Iterable[Any]:
+    """Yield the names above their points, at most half as wide as the chart."""
+    import altair as alt
+
+    look = {"color": ink, "fontSize": 13, "fontWeight": "bold", "limit": alt.ExprRef(f"{across} / 2")}
+    for group, text, align, dx in labels:
+        label = alt.Chart(rows.add([{"x": group[0].statistics, "y": group[0].bits, "text": text}]))
+        up = _radius(group, kept) + 7
+        yield label.mark_text(align=align, dx=dx, dy=-up, **look).encode(**place, text="text:N")
 
 
 def _area(kept: Sequence[Kept]) -> Any:
@@ -141,7 +166,7 @@ def _curves(right: float, top: float) -> Iterable[dict[str, Any]]:
             continue
         steps = 40
         for step in range(steps + 1):
-            statistics = start * (right * 1.4 / start) ** (step / steps)
+            statistics = start * (right * _BEYOND / start) ** (step / steps)
             text = f"{num_bytes:g} B" if step == 0 else ""
             yield {"line": place, "x": statistics, "y": 8 * num_bytes / statistics, "text": text}
 
@@ -168,7 +193,7 @@ def _radius(group: Sequence[Kept], kept: Sequence[Kept]) -> float:
 
 
 def _place(statistics: float, right: float) -> float:
-    return math.log1p(statistics / _BEND) / math.log1p(right * 1.4 / _BEND)
+    return math.log1p(statistics / _BEND) / math.log1p(right * _BEYOND / _BEND)
 
 
 def _near(first: Kept, other: Kept, right: float, top: float) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effcli.files import write_text
 from effcli.report.charts.live import live_chart
-from effcli.report.charts.look import LAYERS, PAGE_INK, REST, on_page
-from effcli.report.charts.loss import how_drawn, loss_chart, without_time
+from effcli.report.charts.look import LAYERS, PAGE_INK, REST
+from effcli.report.charts.loss import Against, how_drawn, loss_chart, without_time
 from effcli.report.charts.memory import AT_LEAST, bars_of, memory_chart, planned_for_profiled
 from effcli.report.charts.names import Named, names_of
-from effcli.report.charts.series import losses
 from effcli.report.charts.tradeoff import tradeoff_chart
 from effcli.report.figures import amount
 from effcli.report.headline import failures, headline, title_of, what_ran
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
 
 _LIVE_HEIGHT = 220
+_AGAINST: Mapping[Against, str] = {"updates": "Against updates", "time": "Against time of training"}
 
 
 def write_page(record: ComparisonRecord, path: Path) -> None:
@@ -72,7 +72,7 @@ def _memory(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterab
     if chart is None:
         yield '<p class="missing">No run left a record.</p></section>'
         return
-    charts["memory"] = on_page(chart)
+    charts["memory"] = chart.on_page()
     runs = [named.run for named in names if named.run is not None]
     parts = {part for run in runs for bar in bars_of(run) for part, num_bytes in bar.parts if num_bytes}
     yield f'<p class="how">{" ".join(_about_bars(names, parts))}</p>'
@@ -95,27 +95,25 @@ def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:
         )
     if not all(bar.is_whole for run in runs for bar in bars_of(run)):
         yield f"Where no peak is known, bars hold weights, gradients and state alone ({AT_LEAST.strip()})."
-    if len({seed for named in names for seed, _ in named.runs}) > 1:
+    if len({seed for named in names for seed, *_ in named.runs}) > 1:
         yield "Of several seeds the first that finished is drawn."
 
 
 def _losses(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterable[str]:
+    drawn = {kind: loss_chart(names, kind, width="container", ink=PAGE_INK, legend=False) for kind in _AGAINST}
     yield "<section><h2>Training loss</h2>"
-    if loss_chart(names, "updates", width="container", ink=PAGE_INK, legend=False) is None:
+    if drawn["updates"] is None:
         yield '<p class="missing">Nothing was trained, so there are no losses.</p></section>'
         return
     yield f'<p class="how">{escaped(how_drawn(names))}</p>'
-    yield legend(
-        (named.short, named.colour, named.dash) for named in names if any(losses(run) for _, run in named.runs)
-    )
+    yield legend((named.short, named.colour, named.dash) for named in names if any(run.losses for run in named.runs))
     yield '<div class="grid">'
-    for against, title in (("updates", "Against updates"), ("time", "Against time of training")):
-        chart = loss_chart(names, against, width="container", ink=PAGE_INK, legend=False)  # type: ignore[arg-type]
-        yield f"<figure><h3>{title}</h3>"
-        missing = without_time(names) if against == "time" else []
+    for kind, chart in drawn.items():
+        yield f"<figure><h3>{_AGAINST[kind]}</h3>"
         if chart is not None:
-            charts[f"loss-{against}"] = on_page(chart)
-            yield chart_box(f"loss-{against}")
+            charts[f"loss-{kind}"] = chart.on_page()
+            yield chart_box(f"loss-{kind}")
+        missing = without_time(names) if kind == "time" else []
         if missing:
             told = escaped(", ".join(missing))
             yield f'<p class="missing">Not in the records: when updates ended, for {told}.</p>'
@@ -133,7 +131,7 @@ def _tradeoff(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iter
     if chart is None:
         yield '<p class="missing">No run left a record.</p></section>'
         return
-    charts["tradeoff"] = on_page(chart)
+    charts["tradeoff"] = chart.on_page()
     yield (
         '<p class="how">Areas are bytes of state; open where predicted alone. Along a dashed line a trained parameter'
         " has the same bytes of state: down it takes fewer bits for each statistic, left fewer statistics.</p>"
@@ -169,8 +167,9 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
             legend=False,
             highest_bytes=round(highest * 1.08),
             measured_bytes=peak,
+            description=f"Live bytes over an update with {named.short}",
         )
-        charts[key] = on_page(chart.properties(description=f"Live bytes over an update with {named.short}"))
+        charts[key] = chart.on_page()
         told = f"planned {amount(plan.peak_allocated_bytes)}{'' if peak is None else f', measured {amount(peak)}'}"
         yield f'<figure><h3>{escaped(named.short)}</h3><p class="how">{told}</p>{chart_box(key)}</figure>'
     yield f"</div><details><summary>Peaks by phase</summary>{phase_table(names)}</details></section>"

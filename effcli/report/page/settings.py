@@ -23,7 +23,7 @@ _TOLD_BY_FILES = ("output.out", "out")
 
 def settings_section(record: ComparisonRecord, names: Sequence[Named]) -> Iterable[str]:
     """Yield tables of settings, surroundings and files, and the notes."""
-    runs = [(_label(named, seed, names), run) for named in names for seed, run in named.runs]
+    runs = [(_label(named, seed, names), run) for named in names for seed, run, _ in named.runs]
     for title, verb, facts in (
         ("Settings", "differ", [(label, _flat(run.spec)) for label, run in runs]),
         ("Environment", "differs", [(label, _flat(run.environment)) for label, run in runs]),

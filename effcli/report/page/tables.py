@@ -147,7 +147,7 @@ def evaluation_table(names: Sequence[Named]) -> str:
             *map(number, (line.eval_loss, line.eval_accuracy, line.eval_f1, line.eval_perplexity)),
         )
         for named in names
-        for seed, run in named.runs
+        for seed, run, _ in named.runs
         for line in run.eval
     ]
     return _boxed("Evaluations", f"{head}<tbody>{''.join(rows)}</tbody>") if rows else ""
