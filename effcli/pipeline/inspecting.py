@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import islice
@@ -19,7 +19,7 @@ from effcli.measure.inspection import (
 from effcli.measure.optimizer_size import inspect_states
 from effcli.memory.state import predict_state
 from effcli.optim import registry
-from effcli.optim.entry import Hyper
+from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper
 from effcli.optim.overrides import Override
 from effcli.pipeline.look_alike import Fit
@@ -33,6 +33,8 @@ from effcli.units import ParamInfo, count, format_bytes
 
 ALTERNATIVES = ("adamw", "adafactor", "adam8bit", "adamw4bit", "lion8bit", "sgd")
 """What the state is compared with, by the entries' defaults."""
+_KEPT = "\0kept "
+"""Put before the names of parameters that an override is for."""
 
 
 def inspect(
@@ -146,15 +148,19 @@ def _alternatives(
     if any(label not in naming.shapes for label in states):
         return (), ("What other optimizers would take is not known: not every parameter's shape is.",)
     params, notes = _weights(best, states, naming)
-    own = [] if best is None else [(best.entry, _as_found(best))]
     others = [registry.find(name) for name in ALTERNATIVES if best is None or name != best.entry.name]
-    rows = [*own, *((entry, default_hyper(entry)) for entry in others)]
+    rows: list[tuple[OptimizerEntry, Hyper, list[ParamInfo]]] = [
+        (entry, default_hyper(entry), params) for entry in others
+    ]
+    if best is not None:
+        rows.insert(0, (best.entry, *_as_found(best, params)))
     alternatives = tuple(
-        Alternative(name=entry.name, state_bytes=predict_state(entry, params, hyper).state_bytes)
-        for entry, hyper in rows
+        Alternative(name=entry.name, state_bytes=predict_state(entry, named, hyper).state_bytes)
+        for entry, hyper, named in rows
     )
-    if own and alternatives[0].state_bytes != state_bytes:
-        notes = (*notes, f"Predicted for {own[0][0].name}: {format_bytes(alternatives[0].state_bytes)}, which differs.")
+    if best is not None and alternatives[0].state_bytes != state_bytes:
+        size = format_bytes(alternatives[0].state_bytes)
+        notes = (*notes, f"{best.entry.name} would take {size}: what all parameters share is saved more than once.")
     return alternatives, notes
 
 
@@ -185,7 +191,9 @@ def _weights(
     return params, (f"Nothing tells the dtype of {whose}: other optimizers are sized as for float32.",)
 
 
-def _as_found(fit: Fit) -> Hyper:
-    """Return the hyperparameters of a fit, with an override for each parameter that it keeps in 32 bit."""
-    kept = tuple(Override(pattern=f"={label}", values={"optim_bits": 32}) for label in fit.kept_whole)
-    return {**fit.hyper, "overrides": kept}
+def _as_found(fit: Fit, params: Sequence[ParamInfo]) -> tuple[Hyper, list[ParamInfo]]:
+    """Return the hyperparameters of a fit, an override of all that it keeps in 32 bit, and names to fit."""
+    kept = set(fit.kept_whole)
+    overrides = (Override(pattern=f"{_KEPT}*", values={"optim_bits": 32}),) if kept else ()
+    named = [replace(param, name=_KEPT + param.name) if param.name in kept else param for param in params]
+    return {**fit.hyper, "overrides": overrides}, named
