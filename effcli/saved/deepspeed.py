@@ -7,7 +7,6 @@ stage 3 a rank's flat tensors are the parameters' shares one after another, `cei
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +92,8 @@ def _single(held: list[Any]) -> Any:
 
 
 def _rank(path: Path) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", path.name))
+    """Return the numbers of the ranks in a file's name, data-parallel first."""
+    return tuple(int(number) for number in re.findall(r"rank_(\d+)", path.name))
 
 
 def _shard(file: MappedFile, shapes: list[dict[str, tuple[int, ...]]]) -> _Shard:
@@ -107,17 +107,17 @@ def _shard(file: MappedFile, shapes: list[dict[str, tuple[int, ...]]]) -> _Shard
     partitions = own.get("partition_count", 1)
     partitions = max(partitions) if isinstance(partitions, list) and partitions else partitions
     num_ranks = partitions if isinstance(partitions, int) and partitions > 0 else 1
+    rank = _rank(file.path)[0] if _rank(file.path) else 0
     try:
         states = dict(enumerate(inner)) if isinstance(inner, list) else dict(inner["state"])
         groups = [] if isinstance(inner, list) else [dict(group) for group in inner["param_groups"]]
         fragments = _fragments(own.get("param_slice_mappings"))
         if fragments is None and "fp32_flat_groups" in own:
-            fragments = _shares(shapes, [each.numel() for each in masters], num_ranks)
+            fragments = _shares(shapes, [each.numel() for each in masters], rank, num_ranks)
         if not all(isinstance(number, int) and isinstance(state, Mapping) for number, state in states.items()):
             raise TypeError
     except (KeyError, TypeError, ValueError, AttributeError, RefusedPickleError) as error:
         raise DataError(f"'{file.path}' is damaged, or of a version of DeepSpeed that lays it out otherwise") from error
-    rank = _rank(file.path)[0] if _rank(file.path) else 0
     return _Shard(rank=rank, states=states, groups=groups, fragments=fragments, masters=masters, num_ranks=num_ranks)
 
 
@@ -127,7 +127,8 @@ def _fragments(mappings: Any) -> list[list[_Fragment]] | None:
     groups = []
     for mapping in mappings:
         found = [_Fragment(name=str(name), start=at.start, num_elements=at.numel) for name, at in mapping.items()]
-        numel_of(tuple(number for each in found for number in (each.start, each.num_elements))[:64])
+        for each in found:
+            numel_of((each.start,)), numel_of((each.num_elements,))
         groups.append(sorted(found, key=lambda each: each.start))
     return groups
 
@@ -147,21 +148,22 @@ def _parameter_shapes(folder: Path) -> list[dict[str, tuple[int, ...]]]:
 
 
 def _shares(
-    shapes: list[dict[str, tuple[int, ...]]], lengths: list[int], num_ranks: int
+    shapes: list[dict[str, tuple[int, ...]]], lengths: list[int], rank: int, num_ranks: int
 ) -> list[list[_Fragment]] | None:
     """Return whose share each element of stage 3's flat tensors is; None where the numbers don't come out."""
-    shares = [(name, math.ceil(numel_of(shape) / num_ranks)) for group in shapes for name, shape in group.items()]
+    wanted = [(name, numel_of(shape)) for group in shapes for name, shape in group.items()]
     groups: list[list[_Fragment]] = []
     for length in lengths:
         start, found = 0, []
-        while shares and start + shares[0][1] <= length:
-            name, elements = shares.pop(0)
-            found.append(_Fragment(name=name, start=start, num_elements=elements))
-            start += elements
+        while wanted and start + (share := -(-wanted[0][1] // num_ranks)) <= length:
+            name, elements = wanted.pop(0)
+            own = min(max(elements - rank * share, 0), share)  # the last ranks' shares are filled up
+            found.append(_Fragment(name=name, start=start, num_elements=own))
+            start += share
         groups.append(found)
         if start != length:
             return None
-    return groups if not shares and groups else None
+    return groups if groups and not wanted else None
 
 
 def _pieces(shard: _Shard) -> Iterator[tuple[str, str, Any]]:
@@ -211,7 +213,7 @@ def _notes(shards: Sequence[_Shard], states: Mapping[str, Any], *, known: bool) 
         yield "Its flat partitions don't say which elements are whose, so amounts are by partition, not by parameter."
     padding = sum(each.numel() for held in states.get(PADDING, {}).values() for each in held)
     if padding:
-        yield f"{count(padding, 'element')} fill up flat partitions and belong to no parameter ('{PADDING}')."
+        yield f"{count(padding, 'element')} of state fill up flat partitions and belong to no parameter ('{PADDING}')."
     masters = [each for shard in shards for each in shard.masters]
     if masters:
         held = {storage.identity: storage.num_bytes for each in masters for storage in storages(each)}
