@@ -127,9 +127,9 @@ class Tracking:
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
         for name in list(self._opened):
-            self._call(name, lambda it: it.tracker.log(dict(values), step=step))
+            self._call(name, lambda it: it.tracker.log(dict(values), step=step), limit_s=LOG_S)
 
-    def _call(self, name: str, function: Callable[[_Opened], object], *, limit_s: float = LOG_S) -> None:
+    def _call(self, name: str, function: Callable[[_Opened], object], *, limit_s: float) -> None:
         """Make a call of a service that has begun; where it fails, tell it no more."""
         opened = self._opened[name]
         try:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from queue import SimpleQueue
+
+_SLICE_S = 0.1
+"""Seconds after which a wait looks for signals, which the system may hand to another thread."""
 
 
 class Worker:
@@ -28,8 +32,10 @@ class Worker:
         call = _Call(function)
         with redirect_stdout(sys.stderr), kept_random_state():
             self._calls.put(call)
-            if not call.done.wait(limit_s):
-                return TimeoutError(f"no answer within {limit_s:g} seconds")
+            end_s = time.monotonic() + limit_s
+            while not call.done.wait(_SLICE_S):
+                if time.monotonic() > end_s:
+                    return TimeoutError(f"no answer within {limit_s:g} seconds")
         return call.error
 
     def end(self) -> None:
