@@ -243,7 +243,7 @@ class OutputSpec(Section):
     keep: int = Field(default=2, ge=1, le=LARGEST)
     """Checkpoints kept."""
     logging_steps: int = Field(default=10, ge=1, le=LARGEST)
-    """Updates between progress lines."""
+    """Updates between progress lines, and between the losses that services are told, each the mean since the last."""
     track: tuple[Tracker, ...] = ()
     """Services that losses, rates and memory are logged to while the run goes on."""
 
