@@ -155,7 +155,9 @@ Overwrite = Annotated[bool, option("Replace the run that --out holds.", OUTPUT, 
 Resume = Annotated[bool, option("Continue the run that --out holds.", OUTPUT, name="--resume")]
 SaveEvery = Annotated[Text, option("Updates between checkpoints. Default: each epoch.", OUTPUT, "INTEGER")]
 Keep = Annotated[Text, option("Checkpoints kept. Default: 2.", OUTPUT, "INTEGER")]
-LoggingSteps = Annotated[Text, option("Updates between progress lines, and tracked losses. Default: 10.", OUTPUT, "INTEGER")]
+LoggingSteps = Annotated[
+    Text, option("Updates between progress lines, and tracked losses. Default: 10.", OUTPUT, "INTEGER")
+]
 Track = Annotated[
     Texts, option("Log to tensorboard, wandb, mlflow or trackio as well; repeatable. Default: none.", OUTPUT, "NAME")
 ]
