@@ -152,14 +152,16 @@ def test_an_optimizer_is_recognised_with_other_settings_than_its_defaults(
     assert record["alternatives"][0]["state_bytes"] == record["state_bytes"]
 
 
-def test_a_threshold_is_inferred_and_an_override_is_told_from_it(tmp_path: Path) -> None:
+def test_what_can_keep_a_state_whole_is_told_and_no_more(tmp_path: Path) -> None:
     shapes = [(64, 64), (128, 64), (256, 64), (512, 64)]
     larger = inspected(saved(tmp_path / "a.pt", optimizer_of("adam8bit", shapes, min_8bit_size=16_384)))
     kept = inspected(saved(tmp_path / "b.pt", optimizer_of("adam8bit", shapes, keep_32bit=("p3",))))
+    smaller = inspected(saved(tmp_path / "c.pt", optimizer_of("adam8bit", [(8, 64), (4, 64)], min_8bit_size=512)))
+    assert smaller["parameters"][0]["reason"] == "fewer than 512 elements, the smallest that is quantised here"
     reasons = {each["name"]: each["reason"] for each in larger["parameters"]}
-    assert reasons["p0"] == reasons["p1"] == "fewer than 16,384 elements, the smallest that is quantised here"
+    assert reasons["p0"] == reasons["p1"] == "kept in 32 bit by an override or a larger min_8bit_size"
     assert {each["name"]: each["reason"] for each in kept["parameters"]} == {
-        "p0": None, "p1": None, "p2": None, "p3": "kept in 32 bit: an override",
+        "p0": None, "p1": None, "p2": None, "p3": "kept in 32 bit by an override",
     }  # fmt: skip
 
 

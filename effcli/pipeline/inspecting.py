@@ -58,7 +58,7 @@ def inspect(
     found = resemblance(saved, states, naming)
     names = {label: naming.names.get(label, label) for label in saved.states}
     size = inspect_states((names[label], state) for label, state in saved.states.items())
-    alternatives, notes = _alternatives(found.best, states, naming, size.state_bytes)
+    alternatives, notes = _alternatives(found.best, _of_parameters(saved, states), naming, size.state_bytes)
     shown, more = ((), ()) if values is None else _values(saved, names, values, most_values)
     return InspectionRecord(
         path=str(saved.path),
@@ -114,6 +114,14 @@ def _values(
     if len(found) == most:
         return found, (f"Values are those of the first {count(most, 'tensor')}; --values PATTERN chooses others.",)
     return found, ()
+
+
+def _of_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState]) -> Mapping[str, SavedState]:
+    """Return the states that belong to parameters: beside flat pieces lie others, as of what fills these up."""
+    labels = {label for group in saved.members for label in group}
+    if saved_whole(saved) or not labels:
+        return states
+    return {label: state for label, state in states.items() if label in labels}
 
 
 def _parameters(

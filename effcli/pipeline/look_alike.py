@@ -14,7 +14,7 @@ from typing import Any
 
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
-from effcli.optim.hyper import default_hyper
+from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE, default_hyper
 from effcli.pipeline.saved_groups import Group, contradicted, group_hyper
 from effcli.pipeline.saved_layout import SavedState, Shape
 from effcli.units import DTYPE_BYTES, ParamInfo, StateAmount, StateTensor
@@ -177,14 +177,11 @@ def _as_content(own: Mapping[str, StateAmount], shared: Mapping[str, int]) -> An
 def _with_threshold(
     hyper: Hyper, states: Mapping[str, SavedState], parameters: Mapping[str, ParamInfo], whole: Sequence[str]
 ) -> tuple[Hyper, list[str]]:
-    """Return the hyperparameters with the `min_8bit_size` that explains most, and the labels that it leaves open.
+    """Return the hyperparameters with a `min_8bit_size`, and the labels of parameters that it does not explain.
 
-    The default where all quantised parameters reach it and all others of its size can be overrides; else the size of
-    the smallest quantised one, which is the largest that it can be.
+    It is the default where all quantised parameters reach that, else the size of the smallest, the largest it can be.
     """
     least = min(parameters[label].num_elements for label, state in states.items() if state.quantised)
-    most = max((parameters[label].num_elements for label in whole), default=0)
-    usual = int(registry.default_hyper(registry.find("adam8bit"))["min_8bit_size"])
-    threshold = usual if usual <= least and not usual <= most < least else least
+    threshold = min(DEFAULT_MIN_8BIT_SIZE, least)
     left = [label for label in whole if parameters[label].num_elements >= threshold]
     return {**hyper, "min_8bit_size": threshold}, left

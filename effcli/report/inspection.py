@@ -137,13 +137,16 @@ def _ratio(num_bytes: int, saved: int) -> str:
 
 
 def _values(values: Sequence[SavedValues]) -> Iterable[RenderableType]:
-    """Yield a paragraph of three lines per tensor: its name, what it is, its first values."""
+    """Yield a paragraph with three lines per tensor: its name, what it is, its first values; with one per number."""
     if not values:
         return
     text = Text("Values as they are stored", style="bold")
     for tensor in values:
-        ends = f", {_number(tensor.minimum)} to {_number(tensor.maximum)}" if tensor.minimum is not None else ""
         text.append(f"\n{_name(tensor.parameter)}.{plain(tensor.key)}", style="not bold")
+        if not tensor.shape:
+            text.append(f" = {_first(tensor)} ({plain(tensor.dtype)})", style="not bold dim")
+            continue
+        ends = f", {_number(tensor.minimum)} to {_number(tensor.maximum)}" if tensor.minimum is not None else ""
         text.append(f"\n  {_shape(tensor.shape)}, {plain(tensor.dtype)}{ends}", style="not bold dim")
         text.append(f"\n  {_first(tensor)}", style="not bold dim")
     yield text
