@@ -164,6 +164,23 @@ def test_seconds_of_training_go_on_from_those_before(before_s: float | None, sec
     assert read[1:] == seconds
 
 
+def test_an_update_that_is_left_out_counts_in_nothing() -> None:
+    model = tiny_distilbert().train()
+    meter, clock = metered(model)
+    for seconds, num_rows, end in ((2.0, 4, meter.pause), (50.0, 90, meter.leave_out), (1.0, 2, meter.pause)):
+        meter.start()
+        model(**batch(num_rows, kept=5))
+        clock.now += seconds
+        end()
+    meter.leave_out()  # nothing goes on
+    speed = meter.result(3)
+    assert (speed.updates_per_second, speed.samples_per_second, speed.tokens_per_second) == (2 / 3, 2.0, 10.0)
+    assert (meter.training_s, meter.rows_since_last()) == (3.0, 96)
+    meter.start()
+    meter.leave_out()
+    assert meter.result(2) is None
+
+
 def test_rows_are_told_once() -> None:
     model = tiny_distilbert().train()
     meter, _ = metered(model)

@@ -14,9 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from effcli.cli.report import report
-from effcli.measure.record import EvalFacts, MemoryPlan, NvmlFacts, RunRecord, StateAmount
+from effcli.measure.record import EvalFacts, MemoryPlan, NvmlFacts, ProfiledUpdate, RunRecord, StateAmount
 from effcli.report.output import emit
-from tests import records
+from tests import plans, records
 
 M = 7_241_732_096
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -199,6 +199,26 @@ def test_on_a_cpu_the_peak_is_called_the_resident_set_of_the_process(capsys: pyt
     assert row(text, "peak resident set") == ["peak resident set", "n/a", "1.50 GiB"]
     assert "the whole process, Python and libraries included" in text
     assert "n/a: the run was on cpu, not on an NVIDIA GPU" in text
+
+
+@pytest.mark.parametrize(
+    ("estimated", "cells"), [(2**29, ["512.00 MiB", "768.00 MiB", "+256.00 MiB"]), (None, ["n/a", "768.00 MiB"])]
+)
+def test_a_profiled_peak_stands_beside_the_plan_of_its_own_batches(
+    estimated: int | None, cells: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    peak = 3 * 2**28
+    update = ProfiledUpdate(
+        update=1007, rows=16, tokens=1, peak_allocated_bytes=peak, planned_peak_allocated_bytes=estimated
+    )
+    planned = records.planned()
+    plan = plans.plan(device="cpu")
+    planned = planned.model_copy(update={"optimizer": planned.optimizer.model_copy(update={"plan": plan})})
+    measured = records.measured(planned, peak_allocated_bytes=peak, profiled=update)
+    text = shown(capsys, records.completed(planned, measured=measured))
+    assert row(text, "peak allocated") == ["peak allocated", *cells, "traced"]
+    assert "allocated: all tensors of update 1,007, profiled; 16 rows x 1 token" in text
+    assert row(text, "peak resident set")[:2] == ["peak resident set", "n/a"]
 
 
 def test_on_cuda_the_peak_is_the_allocators_and_the_driver_is_shown_apart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _NUM_EPOCHS = 20
 """How many epochs are searched: the longest row is in each of them."""
+_COLD_STEPS = 5
+"""RAdam corrects its steps from the sixth on (torch 2.13), which takes memory that the first ones do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,8 @@ def choose_window(
 ) -> Window | None:
     """Return the update with the largest micro-batch, of those after the first that this process makes.
 
-    Of equally large ones, a micro-batch with others before it in its window comes first, since gradients live then, and
-    after that the earliest. `lengths` are the tokens of each row, in seq2seq those of its target too. None where there
+    Of equally large ones, a micro-batch with others before it in its window comes first, since gradients live then;
+    after that one past the first steps of the run, and then the earliest. `lengths` are the tokens of each row, in seq2seq those of its target too. None where there
     is one update, or less. At most the first epochs of many are searched.
     """
     best: tuple[int, _Epoch, int] | None = None
@@ -111,9 +113,10 @@ class _Epoch:
     num_batches: int
 
     def ranks(self) -> np.ndarray[Any, Any]:
-        """Return how much each is to be preferred, twice its size and 1 more where gradients live."""
+        """Return how much each is to be preferred: four times its size, 2 for gradients that live, 1 for a late step."""
         places = np.arange(len(self.rows))
-        ranks: np.ndarray[Any, Any] = 2 * self.rows * sum(self.longest) + (places % self.accum > 0)
+        is_late = self.first_update + places // self.accum > _COLD_STEPS
+        ranks: np.ndarray[Any, Any] = 4 * self.rows * sum(self.longest) + 2 * (places % self.accum > 0) + is_late
         return ranks[self.first_place : self.num_batches]
 
     def window(self, place: int) -> Window:
@@ -171,4 +174,4 @@ def _epochs(
 def _most(lengths: Sequence[np.ndarray[Any, Any]], schedule: WindowSchedule) -> int:
     """Return a rank that no micro-batch exceeds: full, its rows and targets as long as the longest."""
     rows = min(schedule.batch_size, schedule.num_rows)
-    return 2 * rows * sum(int(length.max()) for length in lengths) + (schedule.accum > 1)
+    return 4 * rows * sum(int(length.max()) for length in lengths) + 2 * (schedule.accum > 1) + 1
