@@ -8,6 +8,7 @@ import html
 import itertools
 import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from effcli.errors import WriteError
 from effcli.measure.comparison import Attempt, ComparisonRecord, compared
 from effcli.measure.record import RunRecord, UpdateFacts
+from effcli.report.charts.labels import Spot, placed
 from effcli.report.page import write_page
 from effcli.units import StateAmount
 from tests import comparisons, plans, records
@@ -122,7 +124,7 @@ def test_a_plan_alone_is_told_as_one_and_has_no_losses(tmp_path: Path) -> None:
     [
         ([comparisons.run("adamw")], "adamw held 501.89 MiB of optimizer state and peaked at"),
         ([sgd(), comparisons.run("adamw")], "sgd held no optimizer state; adamw 501.89 MiB."),
-        ([comparisons.run("adamw"), sgd()], "Of adamw's 501.89 MiB of optimizer state, sgd held 0 (0 B)."),
+        ([comparisons.run("adamw"), sgd()], "Of adamw's 501.89 MiB of optimizer state, sgd held none."),
     ],
     ids=["one run", "no state first", "no state later"],
 )
@@ -233,16 +235,14 @@ def test_losses_are_drawn_raw_and_as_a_mean_with_evaluations_where_they_were(thr
     raw, means = rows_of(against, "line")
     own = [row for row in raw if row["key"] == "n0"]
     assert [row["x"] for row in own] == list(range(1, UPDATES + 1))
-    history = comparisons.run("adamw").history
-    mean_of_two = [row["loss"] for row in means if row["key"] == "n0"]
-    assert mean_of_two[1:] == pytest.approx(
-        [((one.loss or 0) + (next_.loss or 0)) / 2 for one, next_ in itertools.pairwise(history)]
-    )
+    history = [line.loss or 0 for line in comparisons.run("adamw").history]
+    last = [row["loss"] for row in means if row["key"] == "n0"]
+    assert last == pytest.approx([statistics.mean(history[max(0, end - 4) : end]) for end in range(1, UPDATES + 1)])
     assert [row["x"] for row in rows_of(against, "point")[0] if row["key"] == "n0"] == [20, 40, 60]
     assert [row["x"] for row in rows_of(time, "point")[0] if row["key"] == "n0"] == pytest.approx(
         [20 * 1.31, 40 * 1.31, 60 * 1.31]
     )
-    assert "mean of the last 2 updates" in three
+    assert "mean of the last 4 updates" in three
 
 
 def test_records_without_times_say_so_in_place_of_the_chart(tmp_path: Path) -> None:
@@ -294,12 +294,36 @@ def test_the_tradeoff_shows_every_optimizer_and_what_it_counts(tmp_path: Path) -
     assert labels == {"adamw", "adafactor", "adam8bit", "sgd", "only-planned"}
 
 
-def test_optimizers_that_keep_the_same_share_a_label(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "label"), [(["adam"], "adamw, adam"), (["adam", "radam", "nadam"], "adamw and 3 more")]
+)
+def test_optimizers_that_keep_the_same_share_a_label(others: list[str], label: str, tmp_path: Path) -> None:
     adamw = comparisons.run("adamw")
-    twin = adamw.model_copy(update={"optimizer": adamw.optimizer.model_copy(update={"name": "adam"})})
-    page = page_of(comparisons.comparison([adamw, twin]), tmp_path)
-    (label,) = rows_of(charts_of(page)["tradeoff"], "text")[1]
-    assert label["text"] == "adamw, adam"
+    twins = [
+        adamw.model_copy(update={"optimizer": adamw.optimizer.model_copy(update={"name": name})}) for name in others
+    ]
+    page = page_of(comparisons.comparison([adamw, *twins]), tmp_path)
+    _, *labels = rows_of(charts_of(page)["tradeoff"], "text")
+    assert [row["text"] for rows in labels for row in rows] == [label]
+
+
+def test_labels_of_points_close_by_do_not_cover_each_other() -> None:
+    spots = [Spot(text="adamw_8bit", across=0.6 + place / 50, down=100 + place, radius=8) for place in range(6)]
+    tops = sorted(spot.down + at.dy for spot, at in zip(spots, placed(spots), strict=True))
+    assert all(lower - upper >= 16 for upper, lower in itertools.pairwise(tops))
+
+
+def test_a_measured_update_is_drawn_over_the_planned_one_where_both_had_the_same_batch(three: str) -> None:
+    run = comparisons.three().runs[0]
+    assert run.measured
+    assert run.measured.profiled
+    assert run.optimizer.plan
+    held = run.measured.profiled.timeline_bytes
+    (line,) = rows_of(charts_of(three)["live-n0"], "line")
+    assert [row["bytes"] * MIB for row in line] == pytest.approx(held)
+    first = sum(not point.update for point in run.optimizer.plan.timeline)
+    assert (line[0]["moment"], line[-1]["moment"]) == (first, len(run.optimizer.plan.timeline) - 1)
+    assert "The line is what one update held" in three
 
 
 def test_timelines_share_a_scale_and_show_the_measured_peak(three: str) -> None:

@@ -83,6 +83,8 @@ def _told(others: Sequence[Named]) -> list[Named]:
 
 def _beside(named: Named, first: Named, verb: str) -> str:
     share = _state_bytes(named) / _state_bytes(first)
+    if share == 0:
+        return f"{named.short} {verb}none"
     return f"{named.short} {verb}{ratio(share)} ({amount(_state_bytes(named))})"
 
 

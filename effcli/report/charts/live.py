@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from effcli.memory.plan import MemoryPlan, TimelinePoint
 
 _LETTER = 7
-"""Width of a letter of a phase's name in pixels; a name that does not fit its band is left out."""
+"""Width of a letter of a phase's name in pixels; a name that does not fit its band is cut short, or left out."""
+_SHORT: dict[str, str] = {
+    Phase.FORWARD: "fwd",
+    Phase.BACKWARD: "bwd",
+    "first update": "first",
+    "later updates": "later",
+}
 
 
 def live_chart(
@@ -28,11 +34,13 @@ def live_chart(
     legend: bool,
     highest_bytes: int | None = None,
     measured_bytes: int | None = None,
+    measured_live: Sequence[int] = (),
     description: str = "Live bytes over an update",
 ) -> Drawn:
     """Return the chart of a plan with a timeline, its measured peak as a rule where it is given.
 
-    `highest_bytes` is where the scale ends, so that charts side by side have the same.
+    `highest_bytes` is where the scale ends, so that charts side by side have the same. `measured_live` are the live
+    bytes of a measured update: a line as long as the later update is drawn.
     """
     import altair as alt
 
@@ -46,6 +54,8 @@ def live_chart(
     y = alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=scale)
     marks = [*_bands(rows, points, moment, width_in(width), ink), _areas(data, moment, y, legend=legend)]
     marks += [*_peak(rows, plan, moment, unit, ink), _hover(data, moment, ink)]
+    if measured_live:
+        marks.insert(-1, _measured_live(rows, measured_live, points, moment, unit, ink))
     if measured_bytes is not None:
         marks.append(_measured(rows, measured_bytes, unit, ink))
     chart = alt.layer(*marks).properties(width=width, height=height, description=description)
@@ -103,14 +113,17 @@ def _bands(rows: Rows, points: Sequence[TimelinePoint], moment: Any, across: str
         (updates, ["later updates" if point.update else "first update" for _, _, point in updates], -26, "bold"),
     ):
         texts = [
-            {"moment": start, "text": name, "share": (end - start) / len(points), "room": _LETTER * len(name)}
+            {"moment": start, "text": name, "short": _SHORT.get(name, name), "share": (end - start) / len(points)}
             for (start, end, _), name in zip(stretches, names, strict=True)
         ]
         yield (
             alt.Chart(rows.add(texts))
-            .transform_filter(f"datum.share * {across} > datum.room")
+            .transform_calculate(
+                shown=f"datum.share * {across} > {_LETTER} * (length(datum.text) + 1) ? datum.text : datum.short"
+            )
+            .transform_filter(f"datum.share * {across} > {_LETTER} * (length(datum.shown) + 1)")
             .mark_text(align="left", dx=3, color=ink, fontSize=12, fontWeight=weight)
-            .encode(x=moment, y=alt.value(height), text="text:N")
+            .encode(x=moment, y=alt.value(height), text="shown:N")
         )
 
 
@@ -136,6 +149,19 @@ def _measured(rows: Rows, num_bytes: int, unit: int, ink: str) -> Any:
     line = alt.Chart(rows.add([{"total": num_bytes / unit, "amount": format_bytes(num_bytes)}]))
     told = alt.Tooltip("amount:N", title="measured peak")
     return line.mark_rule(color=ink, strokeDash=[5, 3], opacity=0.8).encode(y="total:Q", tooltip=told)
+
+
+def _measured_live(
+    rows: Rows, measured: Sequence[int], points: Sequence[TimelinePoint], moment: Any, unit: int, ink: str
+) -> Any:
+    """Return the measured update as a line over the later one that was planned, in as many equal steps as it has."""
+    import altair as alt
+
+    start = sum(not point.update for point in points)
+    step = (len(points) - start) / len(measured)
+    live = [{"moment": start + place * step, "bytes": held / unit} for place, held in enumerate(measured)]
+    line = alt.Chart(rows.add(live)).mark_line(interpolate="step-after", color=ink, strokeWidth=1.2)
+    return line.encode(x=moment, y="bytes:Q")
 
 
 def _stretches(

@@ -74,10 +74,10 @@ def how_drawn(names: Sequence[Named]) -> str:
     lengths = sorted({len(run.losses) for named in names for run in named.runs} - {0})
     if not lengths:
         return ""
-    windows = sorted({window_of(length) for length in lengths})
+    windows = [window_of(length) for length in lengths]
     span = " to ".join(f"{window:,}" for window in dict.fromkeys((windows[0], windows[-1])))
-    noun = "update" if windows[-1] == 1 else "updates"
-    text = f"Lines: mean of the last {span} {noun}; faint: each update; dots: evaluation loss."
+    lines = f"mean of the last {span} updates; faint: each update" if windows[-1] > 1 else "each update"
+    text = f"Lines: {lines}; dots: evaluation loss."
     most = points_per_run(sum(len(named.runs) for named in names))
     if lengths[-1] <= most:
         return text

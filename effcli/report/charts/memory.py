@@ -82,6 +82,12 @@ def planned_for_profiled(run: RunRecord) -> int | None:
     return planned if plan is not None and planned != plan.peak_allocated_bytes else None
 
 
+def measured_live(run: RunRecord) -> tuple[int, ...]:
+    """Return the live bytes of the profiled update where its batch is that of the plan; else nothing."""
+    profiled = run.measured.profiled if run.measured else None
+    return profiled.timeline_bytes if profiled is not None and planned_for_profiled(run) is None else ()
+
+
 def bars_of(run: RunRecord) -> tuple[Bar, ...]:
     """Return the predicted bar and, after a run, the measured one."""
     measured = measured_bar(run)

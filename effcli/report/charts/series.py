@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from effcli.measure.record import RunRecord
 
-_SHARE = 30
+_SHARE = 15
 """A window of smoothing is this part of a run's updates."""
 _SMOOTH_POINTS = 150
 _RAW_POINTS = 6000

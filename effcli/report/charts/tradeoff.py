@@ -7,21 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from effcli.report.charts.labels import Spot, placed
 from effcli.report.charts.look import Drawn, Rows, width_in
 from effcli.report.charts.names import Named, key_scale
-from effcli.units import format_bytes
+from effcli.units import format_bytes, listed
 
 _HEIGHT = 300
 _BEND = 0.003
 """Below about so many statistics a parameter the scale is linear, above logarithmic: 0, 0.003 and 2 all show."""
-_TICKS = (0, 0.001, 0.01, 0.1, 1, 2, 4, 8, 16)
+_TICKS = (0, 0.01, 0.1, 1, 2, 4, 8, 16)
 _BITS = (0, 4, 8, 16, 32, 64)
 _BYTES_PER_PARAMETER = (0.01, 0.1, 1, 2, 4, 8)
+_MOST = 2
+"""So many names a label tells; of more it tells the first."""
 _BEYOND = 1.4
 """The axis ends at so many times the most statistics."""
 _SMALLEST, _LARGEST = 60, 900
 """Areas of points in square pixels."""
-_NEAR = 0.05
+_NEAR = 0.03
 """Share of an axis within which two points get one label."""
 
 
@@ -70,7 +73,7 @@ def tradeoff_chart(names: Sequence[Named], *, width: int | str, ink: str) -> Dra
     rows = Rows("tradeoff")
     place = _axes(right, top)
     layers = [*_lines(rows, place, right, top, ink), *_points(rows, place, kept, names)]
-    layers += _texts(rows, place, _labels(kept, right, top), kept, width_in(width), ink)
+    layers += _texts(rows, place, _groups(kept, right, top), right, top, width_in(width), ink)
     described = "; ".join(
         f"{one.named.short}: {one.statistics:.4g} statistics of {one.bits:.3g} bits, {format_bytes(one.state_bytes)}"
         for one in kept
@@ -83,9 +86,9 @@ def _axes(right: float, top: float) -> dict[str, Any]:
     import altair as alt
 
     statistics = alt.Axis(values=[tick for tick in _TICKS if tick <= right * 1.2], format="~g", grid=False)
-    across = alt.Scale(type="symlog", constant=_BEND, domain=[0, right * _BEYOND], nice=False)
+    across = alt.Scale(type="symlog", constant=_BEND, domain=[-0.2 * _BEND, right * _BEYOND], nice=False)
     bits = alt.Axis(values=[bits for bits in _BITS if bits <= top])
-    up = alt.Scale(domain=[0, top], nice=False)
+    up = alt.Scale(domain=[-0.05 * top, top], nice=False)
     return {
         "x": alt.X("x:Q", title="statistics for a trained parameter", scale=across, axis=statistics),
         "y": alt.Y("y:Q", title="bits for a statistic", scale=up, axis=bits),
@@ -124,19 +127,29 @@ def _points(rows: Rows, place: Mapping[str, Any], kept: Sequence[Kept], names: S
 def _texts(
     rows: Rows,
     place: Mapping[str, Any],
-    labels: Iterable[tuple[Sequence[Kept], str, str, int]],
-    kept: Sequence[Kept],
+    groups: Sequence[Sequence[Kept]],
+    right: float,
+    top: float,
     across: str,
     ink: str,
 ) -> Iterable[Any]:
-    """Yield the names above their points, at most half as wide as the chart."""
+    """Yield the names beside their points, at most half as wide as the chart."""
     import altair as alt
 
+    largest = max(one.state_bytes for group in groups for one in group)
+    spots = [
+        Spot(
+            text=listed([one.named.short for one in group], len(group) if len(group) <= _MOST else 1),
+            across=_place(group[0].statistics, right),
+            down=_HEIGHT * (1 - group[0].bits / top),
+            radius=max(_radius(one, largest) for one in group),
+        )
+        for group in groups
+    ]
     look = {"color": ink, "fontSize": 13, "fontWeight": "bold", "limit": alt.ExprRef(f"{across} / 2")}
-    for group, text, align, dx in labels:
-        label = alt.Chart(rows.add([{"x": group[0].statistics, "y": group[0].bits, "text": text}]))
-        up = _radius(group, kept) + 7
-        yield label.mark_text(align=align, dx=dx, dy=-up, **look).encode(**place, text="text:N")
+    for group, spot, (align, dx, dy) in zip(groups, spots, placed(spots), strict=True):
+        label = alt.Chart(rows.add([{"x": group[0].statistics, "y": group[0].bits, "text": spot.text}]))
+        yield label.mark_text(align=align, dx=dx, dy=dy, **look).encode(**place, text="text:N")
 
 
 def _area(kept: Sequence[Kept]) -> Any:
@@ -171,8 +184,8 @@ def _curves(right: float, top: float) -> Iterable[dict[str, Any]]:
             yield {"line": place, "x": statistics, "y": 8 * num_bytes / statistics, "text": text}
 
 
-def _labels(kept: Sequence[Kept], right: float, top: float) -> Iterable[tuple[list[Kept], str, str, int]]:
-    """Yield points with their label, its alignment and its shift; points that nearly coincide share one."""
+def _groups(kept: Sequence[Kept], right: float, top: float) -> list[list[Kept]]:
+    """Return points by where they are: those that nearly coincide share a label."""
     groups: list[list[Kept]] = []
     for one in kept:
         group = next((group for group in groups if _near(group[0], one, right, top)), None)
@@ -180,16 +193,12 @@ def _labels(kept: Sequence[Kept], right: float, top: float) -> Iterable[tuple[li
             groups.append([one])
         else:
             group.append(one)
-    for group in groups:
-        share = _place(group[0].statistics, right)
-        align, dx = ("left", -4) if share < 0.25 else ("right", 10) if share > 0.75 else ("center", 0)
-        yield group, ", ".join(one.named.short for one in group), align, dx
+    return groups
 
 
-def _radius(group: Sequence[Kept], kept: Sequence[Kept]) -> float:
-    """Return the radius in pixels of the largest point of a group."""
-    share = max(one.state_bytes for one in group) / max(1, *(one.state_bytes for one in kept))
-    return math.sqrt((_SMALLEST + (_LARGEST - _SMALLEST) * share) / math.pi)
+def _radius(one: Kept, largest: int) -> float:
+    """Return the radius of a point in pixels."""
+    return math.sqrt((_SMALLEST + (_LARGEST - _SMALLEST) * one.state_bytes / max(1, largest)) / math.pi)
 
 
 def _place(statistics: float, right: float) -> float:

@@ -10,7 +10,7 @@ from effcli.files import write_text
 from effcli.report.charts.live import live_chart
 from effcli.report.charts.look import LAYERS, PAGE_INK, REST
 from effcli.report.charts.loss import Against, how_drawn, loss_chart, without_time
-from effcli.report.charts.memory import AT_LEAST, bars_of, memory_chart, planned_for_profiled
+from effcli.report.charts.memory import AT_LEAST, bars_of, measured_live, memory_chart, planned_for_profiled
 from effcli.report.charts.names import Named, names_of
 from effcli.report.charts.tradeoff import tradeoff_chart
 from effcli.report.figures import amount
@@ -154,10 +154,16 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
     highest = max(
         *(total_bytes(point) for _, _, plan in shown for point in plan.timeline), *(peak or 0 for peak in peaks)
     )
-    yield '<p class="how">Moments in order, not to scale of time. Dashed: the measured peak.</p>'
+    line = (
+        " The line is what one update held, as measured. Its moments are others than those of the plan: its heights"
+        " compare, its places do not."
+        if any(measured_live(run) for _, run, _ in shown)
+        else ""
+    )
+    yield f'<p class="how">Moments in order, not to scale of time. Dashed: the measured peak.{line}</p>'
     yield layer_legend()
     yield '<div class="grid small">'
-    for (named, _, plan), peak in zip(shown, peaks, strict=True):
+    for (named, run, plan), peak in zip(shown, peaks, strict=True):
         key = f"live-{named.key}"
         chart = live_chart(
             plan,
@@ -167,6 +173,7 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
             legend=False,
             highest_bytes=round(highest * 1.08),
             measured_bytes=peak,
+            measured_live=measured_live(run),
             description=f"Live bytes over an update with {named.short}",
         )
         charts[key] = chart.on_page()
