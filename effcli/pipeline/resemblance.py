@@ -62,16 +62,14 @@ def saved_whole(saved: SavedOptimizer) -> bool:
 def _sentence(
     fits: Sequence[Fit], states: Mapping[str, SavedState], saved: SavedOptimizer, origin: Origin | None
 ) -> str:
-    names = [fit.entry.name for fit in fits]
-    parts = [
-        f"the {count(len(states), 'state')} hold what {_or(names)} keep{'s' if len(names) == 1 else ''}, to the byte"
-    ]
+    whose = fits[0].entry.name if len(fits) == 1 else f"each of these {len(fits)}"
+    parts = [f"the {count(len(states), 'state')} hold what {whose} keeps, to the byte"]
     whole = len(fits[0].kept_whole)
     if whole:
         parts.append(f"{format_count(whole)} of them kept in 32 bit")
     if origin is not None:
         parts.append(f"and {origin.file} names {origin.entry.name}")
-    elif len(names) > 1:
+    elif len(fits) > 1:
         parts.append("and nothing that was saved tells them apart")
     return ", ".join(parts)
 

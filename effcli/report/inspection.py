@@ -47,7 +47,8 @@ def render_inspection(record: InspectionRecord, console: Console, *, top: int | 
 
 def _facts(record: InspectionRecord) -> Iterable[tuple[str, str]]:
     yield "format", record.format
-    yield "optimizer", " or ".join((record.optimizer, *record.also_fits)) if record.optimizer else "not known"
+    others = f"; the same state: {', '.join(record.also_fits)}" if record.also_fits else ""
+    yield "optimizer", f"{record.optimizer}{others}" if record.optimizer else "not known"
     yield "because", record.resemblance
     exact = f" ({format_count(record.state_bytes)} B)" if record.state_bytes >= 1024 else ""
     yield "state", f"{format_bytes(record.state_bytes)}{exact} in {count(record.num_tensors, 'tensor')}"
