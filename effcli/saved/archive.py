@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from effcli.errors import DataError
 from effcli.saved.mapped import Section
+from effcli.saved.words import safe
 
 ZIP_START = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -69,9 +70,9 @@ def _place(section: Section, entry: zipfile.ZipInfo, what: str) -> Place:
         or entry.compress_size != entry.file_size
     ):
         raise DataError(f"{what} is a zip archive with compressed entries, which torch.save never writes")
-    section.seek(entry.header_offset)
+    section.seek(max(entry.header_offset, 0))
     header = section.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size or not header.startswith(ZIP_START):
+    if entry.header_offset < 0 or len(header) < _LOCAL_HEADER.size or not header.startswith(ZIP_START):
         raise DataError(f"{what} is cut short or damaged: an entry of its zip directory leads nowhere")
     name_length, extra_length = _LOCAL_HEADER.unpack(header)[-2:]
     begin = entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
@@ -87,4 +88,4 @@ def _check_byte_order(section: Section, places: dict[str, Place], what: str) -> 
     section.seek(place.offset - section.start)
     order = section.read(min(place.num_bytes, 16)).decode("ascii", "replace")
     if order != sys.byteorder:
-        raise DataError(f"{what} was written on a {order}-endian machine, this one is {sys.byteorder}-endian")
+        raise DataError(f"{what} was written on a {safe(order)}-endian machine, this one is {sys.byteorder}-endian")

@@ -14,7 +14,8 @@ from effcli.run_folder import RECIPE, RECORD, RunFolder
 from effcli.saved.deepspeed import SHARDS
 from effcli.saved.mapped import unreadable
 from effcli.saved.metadata import METADATA
-from effcli.units import count, cut, listed
+from effcli.saved.words import safe
+from effcli.units import count, listed
 
 _OPTIMIZER = re.compile(r"optimizer(?:_(\d+))?\.(?:pt|bin)")
 _SHARDED = re.compile(r"optimizer(?:_(\d+))?")
@@ -172,6 +173,6 @@ def _instead(folder: Path, names: list[str]) -> str:
 
 def _shown(names: list[str]) -> Iterator[str]:
     for name in names[:4]:
-        yield cut("".join(character if character.isprintable() else "?" for character in name), 40)
+        yield safe(name, 40)
     if len(names) > 4:
         yield f"{len(names) - 4} more"

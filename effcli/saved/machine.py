@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from effcli.saved.stand_ins import SavedObject, held
+from effcli.saved.words import safe
 
 MAX_PICKLE_BYTES = 256 << 20
 """A larger pickle is not read: the one of a thousand parameters takes under a megabyte, tensors lie outside it."""
@@ -199,7 +200,7 @@ class Machine:
         if not isinstance(function, Name):
             raise RefusedPickleError("its pickle calls something that is no function")
         if function.text not in self._known:
-            raise RefusedPickleError(f"it asks to run {shown(function.text)}")
+            raise RefusedPickleError(f"it asks to run '{safe(function.text, 80)}'")
         self._room -= sum(len(argument) for argument in arguments if isinstance(argument, str | bytes | list | dict))
         if self._room < 0:  # a value that is passed again and again takes the memory of many
             raise RefusedPickleError("it would take far more memory than its size")
@@ -272,9 +273,3 @@ def checked_key(key: Any, depth: int = 0) -> Any:
         for part in key:
             checked_key(part, depth + 1)
     return key
-
-
-def shown(name: str) -> str:
-    """Return the name of a global as a message shows it: printable, in one line, of bounded length."""
-    text = "".join(character if character.isprintable() else "?" for character in name)
-    return f"'{text if len(text) <= 80 else text[:77] + '...'}'"

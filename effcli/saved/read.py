@@ -15,6 +15,7 @@ from effcli.saved.metadata import METADATA
 from effcli.saved.optimizer import SavedOptimizer
 from effcli.saved.state_dicts import PART, choose, find_optimizers, labelled
 from effcli.saved.torch_file import load_torch_file
+from effcli.saved.words import safe
 from effcli.units import listed
 
 _DATA_FILE = ".distcp"
@@ -59,7 +60,8 @@ def _read_file(path: Path, wanted: str | None) -> SavedOptimizer:
     found, notes = choose(find_optimizers(loaded.value), wanted, what, loaded.value)
     state = labelled(found.state_dict, what)
     if loaded.classes:
-        notes += (f"Read as what they store, without their classes: {listed(sorted(loaded.classes), 6)}.",)
+        names = listed([safe(name) for name in sorted(loaded.classes)], 6)
+        notes += (f"Read as what they store, without their classes: {names}.",)
     return SavedOptimizer(
         format=loaded.format,
         path=path,

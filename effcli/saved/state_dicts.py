@@ -10,7 +10,8 @@ import torch
 
 from effcli.errors import DataError
 from effcli.saved.numbers import SavedArray
-from effcli.units import count, cut, listed
+from effcli.saved.words import safe
+from effcli.units import count, listed
 
 _DEPTH = 5
 _MOST_VALUES = 4096
@@ -47,7 +48,7 @@ def _search(value: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[Found
         if position >= _MOST_VALUES:
             return
         if isinstance(inner, Mapping | list):
-            yield from _search(inner, (*keys, cut(str(key))), seen)
+            yield from _search(inner, (*keys, safe(str(key))), seen)
 
 
 def is_optimizer(value: Mapping[Any, Any]) -> bool:
@@ -67,16 +68,16 @@ def choose(found: list[FoundState], wanted: str | None, what: str, value: Any) -
     names = [".".join(each.keys) for each in found]
     if wanted is not None:
         if wanted not in names:
-            raise DataError(f"{what} holds no optimizer under '{cut(wanted)}'; it has {_quoted(names)}")
+            raise DataError(f"{what} holds no optimizer under '{safe(wanted)}'; it has {_quoted(names)}")
         return found[names.index(wanted)], ()
     if len(found) == 1:
         return found[0], ()
-    others = f"Add '{PART}{names[1]}' to the path for another."
+    others = f"Add '{PART}{safe(names[1], 200)}' to the path for another."
     return found[0], (f"It holds {len(found)} optimizers: {_quoted(names)}; this is the first. {others}",)
 
 
 def _quoted(names: list[str]) -> str:
-    return listed([f"'{cut(name)}'" if name else "one at its top" for name in names], 6)
+    return listed([f"'{safe(name)}'" if name else "one at its top" for name in names], 6)
 
 
 def held_instead(value: Any) -> str:
@@ -88,7 +89,7 @@ def held_instead(value: Any) -> str:
     tensors = sum(isinstance(inner, torch.Tensor) for inner in value.values())
     if tensors and tensors * 2 >= len(value):
         return f"it holds weights, {count(tensors, 'tensor')}"
-    keys = [f"'{cut(str(key), 30)}'" for key in list(value)[:64] if isinstance(key, str | int)]
+    keys = [f"'{safe(str(key), 30)}'" for key in list(value)[:64] if isinstance(key, str | int)]
     return f"its keys are {listed(keys, 6)}" if keys else "it is empty"
 
 
@@ -163,7 +164,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         return {
-            cut(str(key)) if isinstance(key, str | int) else "...": plain(inner, depth + 1)
+            safe(str(key)) if isinstance(key, str | int) else "...": plain(inner, depth + 1)
             for key, inner in list(value.items())[:_MOST_VALUES]
         }
     if isinstance(value, SavedArray):

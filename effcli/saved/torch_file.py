@@ -13,7 +13,7 @@ from effcli.saved.archive import ZIP_START, Archive, Place, read_archive
 from effcli.saved.machine import MAX_PICKLE_BYTES, Machine, RefusedPickleError
 from effcli.saved.mapped import MappedFile, Section
 from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, numel_of, tensor_functions
-from effcli.units import cut
+from effcli.saved.words import safe
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 """First pickle of the format before the zip archives (torch/serialization.py, `MAGIC_NUMBER`)."""
@@ -44,7 +44,7 @@ def load_torch_file(file: MappedFile) -> LoadedFile:
     if len(start) > 8 and start[8:9] == b"{" and int.from_bytes(start[:8], "little") < file.num_bytes:
         raise DataError(f"{what} is a safetensors file: it holds weights, and no optimizer state is saved that way")
     if not start.startswith(_PICKLE_STARTS):
-        raise DataError(f"{what} is no file that torch.save wrote; it begins with {cut(repr(start), 40)}")
+        raise DataError(f"{what} is no file that torch.save wrote; it begins with {safe(repr(start), 40)}")
     return _load_older(section, what)
 
 
