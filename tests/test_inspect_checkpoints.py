@@ -168,6 +168,26 @@ def test_names_of_other_architectures_are_right(make: Callable[[], Any], safe: b
     assert record["by_parameter"] == live_size(model, optimizer).by_parameter
 
 
+def test_names_come_from_a_model_in_several_files(tmp_path: Path) -> None:
+    model = tiny_distilbert()
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    set_gradients(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    torch.save({"epoch": 1, "optimizer_state_dict": optimizer.state_dict()}, tmp_path / "training.ckpt")
+    record = effcli("inspect", tmp_path / "training.ckpt", "--json").record
+    assert record["by_parameter"] == live_size(model, optimizer).by_parameter
+
+
+def test_a_head_for_other_labels_than_the_model_was_made_for_keeps_its_names(distilbert: Path, tmp_path: Path) -> None:
+    model = tiny_distilbert()
+    model.classifier = torch.nn.Linear(64, 7)
+    folder, optimizer = accelerated(model, torch.optim.Adagrad, tmp_path / "state")
+    record = effcli("inspect", folder, "--model", distilbert, "--json").record
+    assert record["by_parameter"] == live_size(model, optimizer).by_parameter
+
+
 def test_of_any_parameters_that_were_trained_none_gets_a_wrong_name(tmp_path: Path) -> None:
     rng = random.Random(0)
     num_named = 0

@@ -20,6 +20,7 @@ from effcli.pipeline.saved_layout import SavedState, Shape
 from effcli.units import DTYPE_BYTES, ParamInfo, StateAmount, StateTensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""What weights can be trained in, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
 
     The run's own settings beside the state, and then the parameter groups, decide between those that keep the same.
     """
-    origin = origin_of(saved.path if saved.path.is_dir() else saved.path.parent)
+    places = (saved.path, saved.path.absolute().parent) if saved.path.is_dir() else (saved.path.parent,)
+    origin = next(filter(None, map(origin_of, places)), None)
     if not states:
         return _of_nothing(saved, origin)
     if not saved_whole(saved):

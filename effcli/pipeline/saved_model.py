@@ -212,16 +212,15 @@ def _adapters(
     from effcli.models.tasks import default_task, own_task
 
     config = config_of(base, _configuration(base), trust=False)
-    heads = {
-        weight.shape[0] for name, weight in weights.items() if name.endswith((".classifier.weight", ".score.weight"))
-    }
+    ends = (".classifier.weight", ".score.weight")
+    heads = {weight.shape[0] for name, weight in weights.items() if name.endswith(ends) and weight.shape}
     model = _built(config, task or own_task(config) or default_task(config), base, next(iter(heads), None))
     try:
         with quiet_libraries(), torch.device("meta"):
             from peft import LoraConfig, get_peft_model
 
             return _ordered(get_peft_model(model, LoraConfig(**settings)))
-    except (ImportError, ValueError, TypeError, AttributeError, RuntimeError, re.error) as error:
+    except Exception as error:  # whatever peft, or one that is missing, makes of settings that another version wrote
         raise UsageError(f"peft does not make its adapters again: {first_line(error)}") from error
 
 

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from effcli.pipeline.look_alike import DTYPES
 from effcli.pipeline.saved_layout import SavedState, Shape
 from effcli.pipeline.saved_model import KnownModel, Parameter, model_beside, named_model
 from effcli.pipeline.saved_weights import Weight
 from effcli.saved import SavedOptimizer
-from effcli.units import DTYPE_BYTES, count, format_count
+from effcli.units import count, format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,10 @@ def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState], mod
 
 def _dtypes(labels: Iterable[str], names: Mapping[str, str], weights: Mapping[str, Weight]) -> dict[str, str]:
     """Return the dtype of each weight by its name; of those without, the one that all stored weights have."""
-    stored = {weight.dtype for weight in weights.values()} & DTYPE_BYTES.keys()
+    stored = {weight.dtype for weight in weights.values()} & set(DTYPES)
     common = next(iter(stored)) if len(stored) == 1 else None
     found = {label: weights[names[label]].dtype if names.get(label) in weights else common for label in labels}
-    return {label: dtype for label, dtype in found.items() if dtype in DTYPE_BYTES}
+    return {label: dtype for label, dtype in found.items() if dtype in DTYPES}
 
 
 def _shape(name: str, weights: Mapping[str, Weight], parameters: Mapping[str, Parameter]) -> Shape | None:

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 from effcli.engines.checkpoint import PROGRESS
-from effcli.errors import UsageError
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 
@@ -37,8 +36,8 @@ def origin_of(folder: Path) -> Origin | None:
             name = read(path) if path.is_file() else None
             if name is not None and ":" not in name:  # a class by path would be imported
                 return Origin(entry=registry.find(name), file=file)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile, UsageError):
-            continue  # damaged, or of an optimizer that is not listed
+        except Exception:  # damaged in one of many ways, or of an optimizer that is not listed: it tells nothing
+            continue
     return None
 
 
