@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from effcli.engines.base import Progress, UpdateResult
 from effcli.engines.session import TrainingSession
@@ -26,10 +25,15 @@ from effcli.run_lock import RunLock
 from effcli.spec import RunSpec
 from tests import comparisons
 
+if TYPE_CHECKING:
+    import pytest
+
 WAYS = "EFFCLI_TEST_WAYS"
 """Environment variable: JSON of optimizer -> how its runs end, where not well."""
 LONG = 1000
 """Updates of a run that waits for a signal."""
+SLOW = 100
+"""The update of such a run that a second signal finds unfinished: it takes a minute."""
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -54,11 +58,12 @@ def main() -> None:
 
 
 def compare() -> None:
-    """Be `effcli`, with such runs."""
+    """Be `effcli`, with such runs and without the page, whose charts take a second to load."""
     from effcli.cli import app
     from effcli.pipeline import fresh_process
 
     fresh_process._PROGRAM = _PROGRAM
+    sys.modules["effcli.cli.compare"]._page = lambda *given: None  # type: ignore[attr-defined]
     app.main()
 
 
@@ -108,7 +113,8 @@ def _updates(spec: RunSpec, folder: RunFolder, progress: Progress, way: str, *, 
                 if session.update == 1 and way == "fail":
                     raise TrainingFailedError("update 2: the loss is nan")
                 session.after_update(UpdateResult(loss=1.0, grad_norm=1.0))
-                time.sleep(0.02 if way == "wait" else 0)
+                if way == "wait":
+                    time.sleep(0.02 if session.update < SLOW else 60)
     except (InterruptedRunError, TrainingFailedError) as error:
         status = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
         _write(folder, record.model_copy(update={"status": status, "failure": str(error)}))
@@ -136,5 +142,3 @@ def attempts(document: Mapping[str, Any]) -> list[tuple[str, str, int | None]]:
 def saved(out: Path) -> dict[str, Any]:
     """Return the document that a comparison left."""
     return json.loads((out / "comparison.json").read_text())
-
-

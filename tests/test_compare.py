@@ -76,7 +76,9 @@ def test_a_run_that_fails_leaves_the_rows_of_the_others_and_resume_makes_it_alon
     fake_runs(monkeypatch)
     again = compare("--resume", "--out", out, "--json")
     assert attempts(again.record) == [(name, "completed", 0) for name in THREE]
-    assert [line for line in again.stderr.splitlines() if line.startswith("Run ")] == ["Run 2 of 3: adafactor, seed 42."]
+    assert [line for line in again.stderr.splitlines() if line.startswith("Run ")] == [
+        "Run 2 of 3: adafactor, seed 42."
+    ]
     assert (out / "adamw" / "mark").exists()
 
 
@@ -132,7 +134,9 @@ def test_the_same_optimizer_twice_is_two_columns(out: Path, monkeypatch: pytest.
 
 def test_an_optimizer_carries_settings_of_its_own_above_those_of_all() -> None:
     optim = {"lr": "1e-4", "eps": "1e-7", "args": {"momentum": "0.5"}}
-    asked = specs("adamw,weight-decay=0.1", "sgd,momentum=0.9,lr=0.1", "adam8bit,keep_32bit=a,keep_32bit=b", optim=optim)
+    asked = specs(
+        "adamw,weight-decay=0.1", "sgd,momentum=0.9,lr=0.1", "adam8bit,keep_32bit=a,keep_32bit=b", optim=optim
+    )
     assert asked == [
         {"name": "adamw", "lr": 1e-4, "eps": 1e-7, "weight_decay": 0.1},
         {"name": "sgd", "lr": 0.1, "args": {"momentum": 0.9}},
