@@ -101,7 +101,7 @@ def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:
 
 def _losses(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterable[str]:
     drawn = {kind: loss_chart(names, kind, width="container", ink=PAGE_INK, legend=False) for kind in _AGAINST}
-    yield "<section><h2>Training loss</h2>"
+    yield '<section class="whole"><h2>Training loss</h2>'
     if drawn["updates"] is None:
         yield '<p class="missing">Nothing was trained, so there are no losses.</p></section>'
         return
@@ -127,7 +127,7 @@ def _losses(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterab
 
 def _tradeoff(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Iterable[str]:
     chart = tradeoff_chart(names, width="container", ink=PAGE_INK)
-    yield "<section><h2>Number of statistics and their precision</h2>"
+    yield '<section class="whole"><h2>Number of statistics and their precision</h2>'
     if chart is None:
         yield '<p class="missing">No run left a record.</p></section>'
         return
@@ -146,7 +146,7 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
         for named in names
         if (run := named.run) is not None and (plan := run.optimizer.plan) is not None and plan.timeline
     ]
-    yield "<section><h2>Live bytes over an update, as planned</h2>"
+    yield '<section class="whole"><h2>Live bytes over an update, as planned</h2>'
     if not shown:
         yield '<p class="missing">No plan of these runs holds a timeline.</p></section>'
         return

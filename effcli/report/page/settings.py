@@ -68,13 +68,13 @@ def _text(value: Any) -> str:
 
 
 def _split(facts: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Return what all runs share, as key and value, and what differs, as key and each run's value."""
+    """Return what all runs share and have set, as key and value, and what differs, as key and each run's value."""
     shared: list[tuple[str, ...]] = []
     differing: list[tuple[str, ...]] = []
     for key in dict.fromkeys(key for _, own in facts for key in own if key not in _TOLD_BY_FILES):
         own = [flat.get(key, _UNSET) for _, flat in facts]
         if len(set(own)) == 1:
-            shared.append((key, own[0]))
+            shared += [(key, own[0])] if own[0] != _UNSET else []
         else:
             differing.append((key, *own))
     return shared, differing

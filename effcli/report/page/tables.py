@@ -50,7 +50,7 @@ def summary_table(names: Sequence[Named]) -> str:
     units = {key: common_unit(max(getattr(line, key) or 0 for line in lines)) for key in columns if key in _BYTES}
     for place, named in enumerate(names):
         line = named.summary
-        cells = [f'<th scope="row" data-value="{escaped(named.name)}">{escaped(named.name)}</th>', _status(line)]
+        cells = [f'<th scope="row" data-value="{escaped(named.name)}">{_name(named.name)}</th>', _status(line)]
         cells += [_cell(line, key, units.get(key), first=place == 0) for key in columns]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return _boxed("The comparison", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>", "sortable")
@@ -85,12 +85,12 @@ def _cell(line: Summary, key: str, unit: tuple[int, str] | None, *, first: bool)
 
 def memory_table(names: Sequence[Named]) -> str:
     """Return the components of each name's memory: predicted with its basis, measured, and the difference."""
-    head = _head("optimizer", "component", "predicted", "basis", "measured", "difference")
+    head = _head("optimizer", "component", "predicted", "basis", "measured", "difference", texts=("component", "basis"))
     bodies = []
     for named in names:
         if named.run is not None:
             rows = list(_memory_rows(named.run))
-            first = f'<th scope="rowgroup" rowspan="{len(rows)}">{escaped(named.name)}</th>'
+            first = f'<th scope="rowgroup" rowspan="{len(rows)}">{_name(named.name)}</th>'
             lines = (f"<tr>{first if place == 0 else ''}{row}</tr>" for place, row in enumerate(rows))
             bodies.append(f"<tbody>{''.join(lines)}</tbody>")
     return _boxed("Memory by component", head + "".join(bodies))
@@ -185,16 +185,23 @@ def text_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[obje
         + "</tr>"
         for first, *rest in rows
     )
-    return _boxed(caption, f"{_head(*titles, look='text')}<tbody>{''.join(lines)}</tbody>")
+    return _boxed(caption, f"{_head(*titles, texts=titles)}<tbody>{''.join(lines)}</tbody>")
 
 
-def _head(*titles: str, look: str = "") -> str:
-    cells = "".join(f'<th scope="col" class="{look}">{escaped(title)}</th>' for title in titles)
+def _head(*titles: str, texts: Sequence[str] = ()) -> str:
+    """Return the head of a table, in which the titles that are in `texts` stand above text, the others above numbers."""
+    looks = {title: ' class="text"' for title in texts}
+    cells = "".join(f'<th scope="col"{looks.get(title, "")}>{escaped(title)}</th>' for title in titles)
     return f"<thead><tr>{cells}</tr></thead>"
 
 
 def _row(name: str, *cells: str) -> str:
-    return f'<tr><th scope="row">{escaped(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
+    return f'<tr><th scope="row">{_name(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
+
+
+def _name(name: str) -> str:
+    """Return the name that begins a row; one that is too long is whole for readers, copies and searches alone."""
+    return f"<span>{escaped(name)}</span>"
 
 
 def _boxed(caption: str, inside: str, look: str = "") -> str:
