@@ -7,9 +7,14 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.forked_runs import ForkServer
 
 CACHE = tempfile.mkdtemp(prefix="effcli-tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
@@ -53,6 +58,16 @@ def data(tmp_path: Path) -> Path:
     from tests.commands import csv_file
 
     return csv_file(tmp_path / "d.csv")
+
+
+@pytest.fixture(scope="session")
+def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Return what runs commands in fresh processes, without the seconds that each would take to import torch."""
+    from tests.forked_runs import PREPARATION, ForkServer
+
+    log = tmp_path_factory.mktemp("fresh") / "log"
+    with ForkServer((*PREPARATION, "effcli.engines.pytorch", "bitsandbytes"), log) as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 PREPARATION = (
     "effcli.cli.app", "effcli.pipeline.training", "effcli.data.source", "effcli.data.tokenise", "effcli.data.tokenizer",
     "effcli.data.files", "effcli.report.output", "effcli.report.progress", "sklearn.metrics", "datasets",
@@ -33,10 +35,19 @@ class Ended:
 
 
 class ForkServer:
-    """Runs `effcli ARGUMENTS` in fresh processes, each the leader of a process group of its own."""
+    """Runs `effcli ARGUMENTS` in fresh processes, each the leader of a process group of its own.
+
+    They have another hash seed than the tests, as many threads, and no network, which they have to find out.
+    """
 
     def __init__(self, modules: tuple[str, ...], log: Path) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
+        environment |= {
+            "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens there
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),  # another number sums in another order
+            "PYTHONHASHSEED": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
         self._log = log
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked_runs", str(log), *modules],
@@ -113,6 +124,7 @@ def _serve(log: str, modules: list[str]) -> None:
         os.close(ready)
         print(pid, flush=True)
         print(os.waitpid(pid, 0)[1], flush=True)
+    os._exit(0)  # what was imported is not worth taking down
 
 
 def _run(arguments: list[str], log: str) -> None:

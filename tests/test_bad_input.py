@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
+from tests.forked_runs import ForkServer
 
 CASES = [
     (("--optim", "adam9bit"), 2, ["adam9bit", "adamw", "Did you mean 'adam8bit'?"]),
@@ -203,7 +204,18 @@ def test_a_missing_bitsandbytes_is_one_line_with_the_pip_command(
     assert effcli("train", distilbert, "--data", tmp_path / "d.csv", "--optim", "adamw", "--dry-run").code == 0
 
 
-def test_without_a_network_a_hub_name_is_given_up_at_once(distilbert: Path, tmp_path: Path) -> None:
+def test_without_a_network_a_hub_name_is_given_up_at_once(
+    fresh_process: ForkServer, distilbert: Path, data: Path
+) -> None:
+    for given in (("--model", distilbert, "--data", "someone/some-data"), ("someone/some-model", "--data", data)):
+        assert fresh_process.run("train", *given).code == 8
+        (error,) = [line for line in fresh_process.log.splitlines() if line.startswith("effcli: error: ")]
+        assert next(name for name in map(str, given) if name.startswith("someone/")) in error
+        assert "Retrying" not in fresh_process.log
+
+
+@pytest.mark.slow
+def test_the_hub_library_that_is_loaded_later_knows_that_there_is_no_network(distilbert: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nothing listens there
     data = csv_file(tmp_path / "d.csv")

@@ -142,12 +142,10 @@ def flags_of(folder: Path, optim: str, engine: str) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Return a server for the engine and the optimizer of the fast tests."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with ForkServer((*PREPARATION, "effcli.engines.pytorch", "bitsandbytes"), log) as made:
-        yield made
+@pytest.fixture
+def server(fresh_process: ForkServer) -> ForkServer:
+    """Return the server of the fast tests, which has their engine and optimizer."""
+    return fresh_process
 
 
 @pytest.fixture(scope="module")
