@@ -39,9 +39,12 @@ def read_distributed(folder: Path, wanted: str | None = None) -> SavedOptimizer:
     found, notes = choose(trees.found(), wanted, what, weights)
     state = labelled(found.state_dict, what)
     names = {chunk.file for entry in entries for chunk in entry.chunks}
-    missing = sorted(name for name in names if not (folder / name).is_file())
-    if missing:
-        notes += (f"{count(len(missing), 'data file')} of {len(names)} are missing; the sizes are the metadata's.",)
+    num_missing = sum(not (folder / name).is_file() for name in names)
+    if num_missing or trees.num_unread:
+        missing = (
+            f"{num_missing} of {count(len(names), 'data file')} missing" if num_missing else "a data file cut short"
+        )
+        notes += (f"Incomplete: {missing}. Tensor sizes are the metadata's; settings of groups may lack.",)
     return SavedOptimizer(
         format="torch distributed checkpoint",
         path=folder,
@@ -56,6 +59,10 @@ def read_distributed(folder: Path, wanted: str | None = None) -> SavedOptimizer:
     )
 
 
+class MissingDataError(DataError):
+    """A data file is missing or ends too early; the metadata still tells the sizes."""
+
+
 class _Shards:
     """The data files of a checkpoint, each mapped when it is first read."""
 
@@ -68,18 +75,21 @@ class _Shards:
         """Yield the parts of an entry.
 
         Raises:
-            DataError: a file is missing or damaged.
+            MissingDataError: a file is missing or ends too early.
+            DataError: it is damaged otherwise.
         """
         for chunk in entry.chunks:
             what = f"'{self._folder / chunk.file}'"
             if chunk.is_transformed:
                 raise DataError(f"{what} is compressed, so that its values cannot be read; the sizes can")
+            if not (self._folder / chunk.file).is_file():
+                raise MissingDataError(f"{what} is missing, though '{METADATA}' names it")
             if chunk.file not in self._by_name:
                 self._by_name[chunk.file] = map_file(self._folder / chunk.file)
                 self.files.append(self._by_name[chunk.file])
             file = self._by_name[chunk.file]
             if chunk.start + chunk.num_bytes > file.num_bytes:
-                raise DataError(f"{what} is cut short: '{METADATA}' says that it goes on")
+                raise MissingDataError(f"{what} is cut short: '{METADATA}' says that it goes on")
             yield load_archive(Section(file, chunk.start, chunk.start + chunk.num_bytes), what).value
 
     def tensors(self, entry: Entry) -> Iterator[torch.Tensor]:
@@ -98,6 +108,7 @@ class _Trees:
         self._states: dict[tuple[str, ...], dict[Any, dict[str, Any]]] = {}
         self._groups: dict[tuple[str, ...], dict[Any, dict[str, Any]]] = {}
         self.pieces: dict[tuple[str, ...], dict[tuple[str, str], Pieces]] = {}
+        self.num_unread = 0
 
     def add(self, entry: Entry) -> None:
         """Take one entry; what belongs to no optimizer is passed over."""
@@ -105,17 +116,17 @@ class _Trees:
         if split is None:
             return
         before, part, name, key = split
-        if part == "state":
-            self._states.setdefault(before, {}).setdefault(name, {})[key] = self._value(entry, before, (str(name), key))
-        else:
-            self._groups.setdefault(before, {}).setdefault(name, {})[key] = self._value(entry, before, None)
-
-    def _value(self, entry: Entry, before: tuple[str, ...], place: tuple[str, str] | None) -> Any:
+        within = self._states if part == "state" else self._groups
+        owner = within.setdefault(before, {}).setdefault(name, {})
         if entry.shape is None:
-            return next(self._shards.values(entry), None)
-        if place is not None:
-            self.pieces.setdefault(before, {})[place] = partial(self._shards.tensors, entry)
-        return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+            try:
+                owner[key] = next(self._shards.values(entry), None)
+            except MissingDataError:
+                self.num_unread += 1
+            return
+        owner[key] = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+        if part == "state":
+            self.pieces.setdefault(before, {})[str(name), key] = partial(self._shards.tensors, entry)
 
     def found(self) -> list[FoundState]:
         """Return the optimizers as `state_dict` would give them, with the keys that lead to each."""
