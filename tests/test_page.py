@@ -132,6 +132,24 @@ def test_the_headline_fits_what_there_is(runs: list[RunRecord], sentence: str, t
     assert headline_of(page_of(comparisons.comparison(runs), tmp_path)).startswith(sentence)
 
 
+def test_what_differs_between_runs_is_not_told_as_if_all_shared_it(tmp_path: Path) -> None:
+    other = comparisons.run("adafactor", model=records.model("gpt2"), total_updates=7)
+    page = page_of(comparisons.comparison([comparisons.run("adamw"), other]), tmp_path)
+    told = re.search(r'<p class="lead">(.*?)</p>', page)
+    assert told
+    assert told[1].endswith("fp32, engine pytorch, on cpu; runs differ in model and updates")
+    assert "<title>adamw, adafactor on 2 models</title>" in page
+
+
+def test_a_result_that_is_no_number_is_shown_and_not_sorted_by(tmp_path: Path) -> None:
+    run = comparisons.run("adamw")
+    lines = (*run.history[:-1], run.history[-1].model_copy(update={"loss": math.nan}))
+    page = page_of(comparisons.comparison([run.model_copy(update={"history": lines})]), tmp_path)
+    table = summary_of(page)
+    assert table["adamw"][table[""].index("final loss")] == "nan"
+    assert 'data-value="nan"' not in page
+
+
 def test_of_many_optimizers_the_headline_names_the_ends(tmp_path: Path) -> None:
     runs = [comparisons.run("adamw")]
     for place, state_bytes in enumerate((300, 100, 400, 200)):

@@ -12,6 +12,7 @@ from effcli.units import count
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.record import RunRecord
 
 _MOST = 3
 """So many names are told one by one; of more, only the ends."""
@@ -41,23 +42,31 @@ def title_of(names: Sequence[Named]) -> str:
 
 
 def what_ran(names: Sequence[Named]) -> str:
-    """Return model, batch, updates, precision, engine and device of the first run."""
-    run = next((named.run for named in names if named.run is not None), None)
-    if run is None:
+    """Return model, batch, updates, precision, engine and device, each where all runs have the same, else that not."""
+    runs = [run for named in names for _, run, _ in named.runs]
+    if not runs:
         return "No run left a record."
-    loop = run.spec.get("loop", {})
-    batch = run.batch
+    told = [_facts(run) for run in runs]
+    shared = [own[0] for own in zip(*(facts.values() for facts in told), strict=True) if len(set(own)) == 1]
+    differing = [key for key in told[0] if len({facts[key] for facts in told}) > 1]
+    parts = ", ".join(fact for fact in shared if fact)
+    return "; ".join([*([parts] if parts else []), *([f"runs differ in {_listed(differing)}"] if differing else [])])
+
+
+def _facts(run: RunRecord) -> dict[str, str]:
+    """Return what a run was, by what that is called; nothing where the record does not say."""
+    loop, batch = run.spec.get("loop", {}), run.batch
     rows = f"{batch.micro} x {batch.accum}" if batch.accum > 1 else str(batch.micro)
-    facts = (
-        plain(run.model.name),
-        f"{count(run.model.num_trainable_parameters, 'trained parameter')}",
-        f"{rows} rows an update",
-        count(run.total_updates, "update"),
-        loop.get("precision"),
-        f"engine {loop['engine']}" if loop.get("engine") else None,
-        f"on {run.environment.get('device')}",
-    )
-    return ", ".join(plain(str(fact)) for fact in facts if fact)
+    facts = {
+        "model": run.model.name,
+        "trained parameters": count(run.model.num_trainable_parameters, "trained parameter"),
+        "batch": f"{rows} rows an update",
+        "updates": count(run.total_updates, "update"),
+        "precision": str(loop.get("precision", "")),
+        "engine": f"engine {loop['engine']}" if loop.get("engine") else "",
+        "device": f"on {run.environment.get('device')}",
+    }
+    return {key: plain(fact) for key, fact in facts.items()}
 
 
 def failures(record: ComparisonRecord) -> list[str]:
@@ -110,7 +119,8 @@ def _peak(named: Named) -> str:
 
 
 def _model(names: Sequence[Named]) -> str:
-    return next((plain(named.run.model.name) for named in names if named.run is not None), "no model")
+    models = list(dict.fromkeys(plain(run.model.name) for named in names for _, run, _ in named.runs))
+    return "no model" if not models else models[0] if len(models) == 1 else f"{len(models)} models"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.look import LAYERS, Drawn, Rows, layer_colours, width_in
 from effcli.report.skyline import total_bytes
-from effcli.report.text import common_unit
+from effcli.report.text import common_unit, in_unit
 from effcli.units import Phase, format_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def live_chart(
     scale = alt.Scale(domain=[0, highest_bytes / unit]) if highest_bytes else alt.Undefined
     y = alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=scale)
     marks = [*_bands(rows, points, moment, width_in(width), ink), _areas(data, moment, y, legend=legend)]
-    marks += [*_peak(rows, plan, moment, unit, ink), _hover(data, moment, ink)]
+    marks += [*_peak(rows, plan, moment, unit, unit_name, ink), _hover(data, moment, ink)]
     if measured_live:
         marks.insert(-1, _measured_live(rows, measured_live, points, moment, unit, ink))
     if measured_bytes is not None:
@@ -127,14 +127,18 @@ def _bands(rows: Rows, points: Sequence[TimelinePoint], moment: Any, across: str
         )
 
 
-def _peak(rows: Rows, plan: MemoryPlan, moment: Any, unit: int, ink: str) -> Iterable[Any]:
+def _peak(rows: Rows, plan: MemoryPlan, moment: Any, unit: int, unit_name: str, ink: str) -> Iterable[Any]:
     """Yield a dot and a text at the highest moment."""
     import altair as alt
 
     totals = [total_bytes(point) for point in plan.timeline]
     highest = totals.index(max(totals))
     at_left = highest < len(totals) / 2
-    row = {"moment": highest + 0.5, "total": totals[highest] / unit, "text": f"peak {format_bytes(totals[highest])}"}
+    row = {
+        "moment": highest + 0.5,
+        "total": totals[highest] / unit,
+        "text": f"peak {in_unit(totals[highest], unit)} {unit_name}",
+    }
     base = alt.Chart(rows.add([row])).encode(x=moment, y="total:Q")
     yield base.mark_point(color=ink, filled=True, size=60, opacity=1)
     yield base.mark_text(

@@ -13,7 +13,6 @@ from effcli.report.charts.loss import Against, how_drawn, loss_chart, without_ti
 from effcli.report.charts.memory import AT_LEAST, bars_of, measured_live, memory_chart, planned_for_profiled
 from effcli.report.charts.names import Named, names_of
 from effcli.report.charts.tradeoff import tradeoff_chart
-from effcli.report.figures import amount
 from effcli.report.headline import failures, headline, title_of, what_ran
 from effcli.report.page.settings import settings_section
 from effcli.report.page.shell import chart_box, document, escaped, layer_legend, legend
@@ -25,6 +24,7 @@ from effcli.report.page.tables import (
     tradeoff_table,
 )
 from effcli.report.skyline import total_bytes
+from effcli.report.text import common_unit, in_unit
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
@@ -154,6 +154,7 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
     highest = max(
         *(total_bytes(point) for _, _, plan in shown for point in plan.timeline), *(peak or 0 for peak in peaks)
     )
+    unit, unit_name = common_unit(highest)
     line = (
         " The line is what one update held, as measured. Its moments are others than those of the plan: its heights"
         " compare, its places do not."
@@ -177,6 +178,7 @@ def _timelines(names: Sequence[Named], charts: dict[str, dict[str, Any]]) -> Ite
             description=f"Live bytes over an update with {named.short}",
         )
         charts[key] = chart.on_page()
-        told = f"planned {amount(plan.peak_allocated_bytes)}{'' if peak is None else f', measured {amount(peak)}'}"
+        sides = [("planned", plan.peak_allocated_bytes), ("measured", peak)]
+        told = ", ".join(f"{side} {in_unit(held, unit)} {unit_name}" for side, held in sides if held is not None)
         yield f'<figure><h3>{escaped(named.short)}</h3><p class="how">{told}</p>{chart_box(key)}</figure>'
     yield f"</div><details><summary>Peaks by phase</summary>{phase_table(names)}</details></section>"

@@ -32,11 +32,11 @@
     const asked = [...body.rows];
     for (const head of table.tHead.rows[0].cells) {
       head.querySelector("button")?.addEventListener("click", () => {
-        const next = { none: "ascending", ascending: "descending", descending: "none" }[head.ariaSort ?? "none"];
+        const next = { none: "ascending", ascending: "descending", descending: "none" }[head.getAttribute("aria-sort") ?? "none"];
         for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
         if (next !== "none") head.setAttribute("aria-sort", next);
         const sign = next === "descending" ? -1 : 1;
-        body.append(...(next === "none" ? asked : asked.toSorted(compare(head.cellIndex, sign))));
+        body.append(...(next === "none" ? asked : [...asked].sort(compare(head.cellIndex, sign))));
       });
     }
   }

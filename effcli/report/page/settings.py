@@ -100,4 +100,4 @@ def _notes(record: ComparisonRecord, runs: Sequence[tuple[str, RunRecord]]) -> I
     said = dict.fromkeys(note for _, run in runs for note in run.notes if note not in record.notes)
     for note in said:
         whose = [label for label, run in runs if note in run.notes]
-        yield plain(note) if len(whose) == len(runs) else f"{', '.join(whose)}: {plain(note)}"
+        yield plain(note) if len(whose) == len(runs) else f"{'; '.join(whose)}: {plain(note)}"

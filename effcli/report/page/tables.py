@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,8 @@ def _cell(line: Summary, key: str, unit: tuple[int, str] | None, *, first: bool)
         small.append(f"&times; {ratio(share)}")
     full = f' title="{count(value, "byte")}"' if unit else ""
     below = "".join(f"<small>{text}</small>" for text in small)
-    return f'<td data-value="{value}"{full}>{written(value)}{below}</td>'
+    sorted_by = f' data-value="{value}"' if math.isfinite(value) else ""
+    return f"<td{sorted_by}{full}>{written(value)}{below}</td>"
 
 
 def memory_table(names: Sequence[Named]) -> str:
@@ -189,8 +191,8 @@ def text_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def _head(*titles: str, texts: Sequence[str] = ()) -> str:
-    """Return the head of a table, in which the titles that are in `texts` stand above text, the others above numbers."""
-    looks = {title: ' class="text"' for title in texts}
+    """Return the head of a table; the titles that are in `texts` stand above text, the others above numbers."""
+    looks = dict.fromkeys(texts, ' class="text"')
     cells = "".join(f'<th scope="col"{looks.get(title, "")}>{escaped(title)}</th>' for title in titles)
     return f"<thead><tr>{cells}</tr></thead>"
 
