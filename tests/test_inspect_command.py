@@ -197,3 +197,60 @@ def test_it_reads_a_relative_path_and_a_link(path: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     results: list[Result] = [effcli("inspect", name, "--json") for name in ("optimizer.pt", "link", os.path.curdir)]
     assert len({result.record["state_bytes"] for result in results}) == 1
+
+
+GALORE = {"step": 1, "projector": torch.zeros(4, 16), "exp_avg": torch.zeros(16, 4), "exp_avg_sq": torch.zeros(16, 4)}
+
+
+@pytest.mark.parametrize(
+    ("state", "group"),
+    [
+        (GALORE, {"rank": 0, "proj_type": "none", "correct_bias": True}),
+        ({**GALORE, "projector": [torch.zeros(4, 16), "text"]}, {"rank": float("nan")}),
+        ({"exp_avg": torch.zeros(3)}, {"betas": "no", "eps": None, "momentum": "no", "amsgrad": 5}),
+        ({"exp_avg": torch.zeros(3, dtype=torch.complex64)}, {}),
+        ({"exp_avg": torch.zeros(3, 3).to_sparse()}, {}),
+        ({1: torch.zeros(3), "text": "text", "none": None, "flag": True}, {}),
+        ({"exp_avg": torch.zeros(0, 4), "exp_avg_sq": torch.zeros(0, 4), "step": torch.tensor(1.0)}, {}),
+    ],
+)
+def test_odd_states_and_settings_are_counted_and_never_a_fault(
+    state: dict[Any, Any], group: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.save({"state": {0: state}, "param_groups": [{**group, "params": [0]}]}, tmp_path / "o.pt")
+    record = effcli("inspect", tmp_path / "o.pt", "--values", "--json").record
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor) and not value.is_sparse]
+    if len(tensors) == sum(isinstance(value, torch.Tensor | list) for value in state.values()):
+        assert record["state_bytes"] == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert record["optimizer"] in (None, "lion", "adamw")
+    assert effcli("inspect", tmp_path / "o.pt", "--values").code == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("config.json", "[1]", "it holds no JSON object"),
+        ("config.json", '{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}', "needs Python code"),
+        (
+            "config.json",
+            '{"model_type": "distilbert", "vocab_size": "many", "dim": null}',
+            "config.json cannot be used",
+        ),
+        ("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "../../x"}', "not on this machine"),
+        ("adapter_config.json", '{"peft_type": "IA3", "base_model_name_or_path": "x"}', "another kind than LoRA"),
+        ("model.safetensors", "no weights", None),
+        ("training_args.bin", "no archive", None),
+        ("progress.json", '{"spec": {"optim": {"name": "os:system"}}}', None),
+    ],
+)
+def test_damaged_files_beside_a_state_leave_it_without_names(
+    file: str, content: str, why: str | None, tmp_path: Path
+) -> None:
+    torch.save({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    (tmp_path / file).write_text(content)
+    record = effcli("inspect", tmp_path / "o.pt", "--json").record
+    assert record["by_parameter"] == {"0": 12}
+    assert record["optimizer"] == "lion"
+    assert any((why or "Parameters have their positions for names") in note for note in record["notes"]), record[
+        "notes"
+    ]

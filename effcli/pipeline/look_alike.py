@@ -21,6 +21,8 @@ from effcli.units import DTYPE_BYTES, ParamInfo, StateAmount, StateTensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """What weights can be trained in, the likeliest first."""
+_KEPT_IN = frozenset({*DTYPES, "uint8", "int8", "float8_e4m3fn"})
+"""What the statistics of listed optimizers are kept in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ def fitting(
 
     `shapes` are the parameters', for every state; `dtypes` those of weights that are known.
     """
-    if not states or any(label not in shapes for label in states):
+    if not states or any(label not in shapes or not state.dtypes <= _KEPT_IN for label, state in states.items()):
         return ()
     entries = [entry for entry in registry.entries() if unlikely or not contradicted(entry, groups)]
     for attempt in (_by_default, _by_groups, _by_blocks):
@@ -141,7 +143,8 @@ def _variant(
 ) -> tuple[_Variant, bool] | None:
     """Return the first way of asking that gives what is saved, and whether only weights of its width do."""
     likely = [dtype] if dtype is not None else []
-    dtypes = list(dict.fromkeys((*likely, *sorted(state.dtypes & set(DTYPES), key=DTYPES.index), *DTYPES)))
+    kept = sorted(state.dtypes & set(DTYPES), key=DTYPES.index)
+    dtypes = list(dict.fromkeys((*likely, *kept, *(dtype for dtype in DTYPES if dtype != "float64"))))
     values: list[dict[str, Any]] = [{"optim_bits": choice} for choice in bits] or [{}]
     fitting = [
         variant

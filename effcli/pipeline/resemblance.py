@@ -64,7 +64,8 @@ def _sentence(
     fits: Sequence[Fit], states: Mapping[str, SavedState], saved: SavedOptimizer, origin: Origin | None
 ) -> str:
     whose = fits[0].entry.name if len(fits) == 1 else f"each of these {len(fits)}"
-    parts = [f"the {count(len(states), 'state')} hold what {whose} keeps, to the byte"]
+    held = "the one state holds" if len(states) == 1 else f"the {count(len(states), 'state')} hold"
+    parts = [f"{held} what {whose} keeps, to the byte"]
     whole = len(fits[0].kept_whole)
     if whole:
         parts.append(f"{format_count(whole)} of them kept in 32 bit")

@@ -7,6 +7,7 @@ from typing import Any
 
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.hyper import default_hyper
+from effcli.optim.ranges import FLAGGED
 
 Group = Mapping[str, Any]
 
@@ -23,9 +24,18 @@ def group_hyper(entry: OptimizerEntry, groups: Sequence[Group]) -> dict[str, Any
         if isinstance(betas, list | tuple):
             named |= {f"beta{number}": beta for number, beta in enumerate(betas, start=1)}
         for name, value in named.items():
-            if name in entry.defaults and name not in _COMMON and _is_kind_of(value, entry.defaults[name]):
+            if name in entry.defaults and name not in _COMMON and _is_allowed(entry, name, value):
                 hyper[name] = value
     return hyper
+
+
+def _is_allowed(entry: OptimizerEntry, name: str, value: Any) -> bool:
+    """Return whether the entry takes this value: files hold anything, and laws reckon with what was checked."""
+    limits = entry.ranges.get(name, FLAGGED.get(name))
+    default = entry.defaults[name]
+    if value is None or not _is_kind_of(value, default):
+        return value is None and default is None
+    return limits is None or limits.accepts(value)
 
 
 def _is_kind_of(value: Any, default: Any) -> bool:

@@ -120,7 +120,7 @@ def _of_projection(state: Mapping[str, Any]) -> Shape | None:
     projector = getattr(state["projector"], "ortho_matrix", state["projector"])
     moment = tuple(getattr(state.get("exp_avg"), "shape", ()))
     if isinstance(projector, list | tuple):
-        sides = [tuple(part.shape) for part in projector]
+        sides = [tuple(getattr(part, "shape", ())) for part in projector]
         whole = len(sides) == 2 and all(len(side) == 2 for side in sides)
         return (sides[0][0], sides[1][1]) if whole else None
     vectors = tuple(getattr(projector, "shape", ()))

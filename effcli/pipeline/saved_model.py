@@ -74,7 +74,8 @@ def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel 
             return _with_adapters(beside, place / configured[0])
         return _chosen(beside, _candidates(str(place), None, weights), num_parameters)
     except EffcliError as error:
-        return replace(beside, why=str(error))
+        why = str(error).removeprefix(f"--model '{place}'").lstrip(": ").partition(";")[0]
+        return replace(beside, why=why.rstrip("."))
 
 
 def named_model(name: str, path: Path, *, num_parameters: int) -> KnownModel:

@@ -37,7 +37,7 @@ def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState], mod
         UsageError: the model that was named is not on this machine.
     """
     told = {label: state.shape for label, state in states.items() if state.shape is not None}
-    if not saved.states:
+    if not states:
         return Naming()
     labels = [label for group in saved.members for label in group]
     if model is not None and not saved.names_known:

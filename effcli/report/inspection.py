@@ -54,7 +54,7 @@ def _facts(record: InspectionRecord) -> Iterable[tuple[str, str]]:
     yield "state", f"{format_bytes(record.state_bytes)}{exact} in {count(record.num_tensors, 'tensor')}"
     yield "elements", format_count(record.state_elements)
     if record.shared_bytes:
-        yield "shared", f"{format_bytes(record.shared_bytes)} of that in tables that several parameters use"
+        yield "shared", f"{format_bytes(record.shared_bytes)} of that is shared by several parameters"
 
 
 def _by_name(record: InspectionRecord) -> Table:
