@@ -266,6 +266,7 @@ def test_the_settings_of_trainer_are_read_without_running_them(tmp_path: Path) -
     torch.save({"optim": "adam", "trap": Trap(marker)}, folder / "training_args.bin")
     record = effcli("inspect", folder, "--json").record
     assert record["optimizer"] == "adamw"
+    assert record["resemblance"].endswith("but training_args.bin names adam")
     assert not marker.exists()
 
 

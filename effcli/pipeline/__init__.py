@@ -1,5 +1,5 @@
 """The Python API: `resolve_spec` with `plan` and `train`, `resolve_estimate` with `estimate`, `resolve_search` with
-`search`, `resolve_comparison` with `compare` and `plan_comparison`."""
+`search`, `resolve_comparison` with `compare` and `plan_comparison`; and `inspect`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ def inspect(
     Raises:
         UsageError: there is no such path or model, or the pattern fits nothing.
         DataError: it holds no optimizer state that can be read safely.
-        MissingExtraError: its tensors are of a package that is not installed.
     """
     _check_exists(path)
     saved = read_saved(path)

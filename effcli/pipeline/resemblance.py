@@ -48,11 +48,9 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
     if not fits:
         alike = fitting(states, naming.shapes, naming.dtypes, saved.groups, unlikely=True)
         return Resemblance(fits=(), sentence=_unlisted(states, origin, alike))
-    named = [fit for fit in fits if origin is not None and fit.entry.name == origin.entry.name]
-    if named:
-        others = tuple(fit for fit in fits if fit is not named[0])
-        return Resemblance(fits=(named[0], *others), sentence=_sentence(fits, states, saved, origin))
-    return Resemblance(fits=fits, sentence=_sentence(fits, states, saved, None))
+    if origin is not None:  # the one that is named comes first
+        fits = tuple(sorted(fits, key=lambda fit: fit.entry.name != origin.entry.name))
+    return Resemblance(fits=fits, sentence=_sentence(fits, states, origin))
 
 
 def saved_whole(saved: SavedOptimizer) -> bool:
@@ -60,9 +58,7 @@ def saved_whole(saved: SavedOptimizer) -> bool:
     return "DeepSpeed" not in saved.format
 
 
-def _sentence(
-    fits: Sequence[Fit], states: Mapping[str, SavedState], saved: SavedOptimizer, origin: Origin | None
-) -> str:
+def _sentence(fits: Sequence[Fit], states: Mapping[str, SavedState], origin: Origin | None) -> str:
     whose = fits[0].entry.name if len(fits) == 1 else f"each of these {len(fits)}"
     held = "the one state holds" if len(states) == 1 else f"the {count(len(states), 'state')} hold"
     parts = [f"{held} what {whose} keeps, to the byte"]
@@ -70,7 +66,8 @@ def _sentence(
     if whole:
         parts.append(f"{format_count(whole)} of them kept in 32 bit")
     if origin is not None:
-        parts.append(f"and {origin.file} names {origin.entry.name}")
+        agrees = fits[0].entry.name == origin.entry.name
+        parts.append(f"{'and' if agrees else 'but'} {origin.file} names {origin.entry.name}")
     elif len(fits) > 1:
         parts.append("and nothing that was saved tells them apart")
     return ", ".join(parts)
