@@ -26,7 +26,7 @@ class TraceError(UsageError):
 
 
 class DataError(EffcliError):
-    """The data set is missing, malformed or does not fit the task."""
+    """The data set, or a file to read, is missing, malformed or does not fit the task."""
 
     exit_code = 2
 

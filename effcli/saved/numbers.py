@@ -14,30 +14,12 @@ _DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}|\?")
 
 
 class SavedArray:
-    """An array of NumPy: its values are read when they are asked for."""
+    """An array of NumPy, which no optimizer's state is made of: its values are not kept."""
 
-    __slots__ = ("_dtype", "_order", "_raw", "_shape")
-
-    def __init__(self) -> None:
-        self._dtype, self._shape, self._raw, self._order = np.dtype("u1"), (0,), b"", "C"
+    __slots__ = ()
 
     def take_pickled(self, state: Any) -> None:
-        """Take the pickled state: version, shape, dtype, whether columns come first, and the bytes."""
-        _, shape, dtype, by_column, raw = state
-        if not isinstance(dtype, SavedDtype) or not isinstance(raw, bytes):
-            raise RefusedPickleError("it holds a NumPy array of something other than numbers")
-        self._dtype, self._shape, self._raw = dtype.value, tuple(shape), raw
-        self._order = "F" if by_column else "C"
-
-    @property
-    def values(self) -> np.ndarray[Any, Any]:
-        """Return the array.
-
-        Raises:
-            ValueError: the bytes don't fit the shape.
-        """
-        flat: np.ndarray[Any, Any] = np.frombuffer(self._raw, self._dtype)
-        return flat.reshape(self._shape, order="F" if self._order == "F" else "C")
+        """Pass over the pickled state: version, shape, dtype, order and bytes."""
 
 
 class SavedDtype:
