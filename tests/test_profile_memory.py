@@ -151,6 +151,14 @@ def test_a_resumed_run_keeps_the_higher_peak(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_plan")
+def test_a_resumed_run_may_begin_to_profile(tmp_path: Path) -> None:
+    train_and_stop(settings(tmp_path, "run", {"name": "adamw"}), after=3)
+    spec = pipeline.resolve_spec({"loop": {"profile_memory": True}}, resume_from=str(tmp_path / "run"))
+    rest = pipeline.train(spec, progress=QuietProgress(), resume=True)
+    assert rest.measured.profiled.update in range(5, 11)
+
+
+@pytest.mark.usefixtures("without_plan")
 def test_a_run_that_fails_in_the_profiled_update_stops_the_profiler(
     tmp_path: Path, distilbert: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ class Profiling:
         if window is None:
             self._why_not = "the first update is made cold, and there is no other"
             return
-        self._window, self._why_not = window, f"the run ended before update {window.update}, which it is for"
+        self._window, self._why_not = window, f"the run ended before update {window.update}, the one to profile"
         example = loader.collate_fn([prepared.data.train[row] for row in window.example])
         self._planned_bytes = plan_window(prepared, window, _held_bytes(window, example, loop.engine))
 
