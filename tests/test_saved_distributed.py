@@ -163,7 +163,8 @@ def test_two_processes_of_fsdp_write_shards_that_add_up(tmp_path: Path) -> None:
     own = [read_saved(tmp_path / "out" / f"rank{rank}.pt") for rank in range(2)]
     held = [inspect_states(part.states.items()).tensors["exp_avg"].bytes for part in own]
     assert sum(held) == size.tensors["exp_avg"].bytes
-    assert "torch.distributed.tensor.DTensor" in own[0].notes[-1]
+    assert "torch.distributed.tensor.DTensor" in own[0].notes[0]
+    assert own[0].notes[1].startswith("One rank's part of sharded tensors")
     shown = {(each.parameter, each.key): each for each in values_of(found, "*.exp_avg")}
     parts = [{(each.parameter, each.key): each for each in values_of(part, "*.exp_avg*")} for part in own]
     for position, name in enumerate(found.states):

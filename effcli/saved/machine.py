@@ -18,7 +18,8 @@ MAX_PICKLE_BYTES = 256 << 20
 """A larger pickle is not read: the one of a thousand parameters takes under a megabyte, tensors lie outside it."""
 
 _MAX_KEY_DEPTH = 8  # the hash of nested tuples recurses in C, without a check
-_MAX_NUMBER_BITS = 1024
+_MAX_STEPS = 10_000_000  # each may make an object of 60 bytes and takes a microsecond
+_MAX_NUMBER_BITS = 512
 _VALUES = frozenset(
     ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
      "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
@@ -32,6 +33,19 @@ _DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, Overflow
 
 class RefusedPickleError(Exception):
     """A pickle asks for something that is never done, or is no pickle; the text says what."""
+
+
+class _Bounded:
+    """A file that reads no more at a time than a pickle may have in all, whatever length it claims."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.tell, self.readline, self._read = file.tell, file.readline, file.read
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes."""
+        if size > MAX_PICKLE_BYTES:
+            raise RefusedPickleError("its pickle is damaged or far larger than that of any optimizer")
+        return self._read(size)
 
 
 class Name:
@@ -70,11 +84,13 @@ class Machine:
             RefusedPickleError: it is damaged, or asks for what only running code could give.
         """
         self._stack, self._memo, start = [], {}, file.tell()
-        self._room = MAX_PICKLE_BYTES
+        self._room, steps = MAX_PICKLE_BYTES, 0
+        bounded: Any = _Bounded(file)
         try:
-            for opcode, argument, position in pickletools.genops(file):
-                if (position or 0) - start > MAX_PICKLE_BYTES:
-                    raise RefusedPickleError(f"its pickle is larger than {MAX_PICKLE_BYTES >> 20} MiB")
+            for opcode, argument, _ in pickletools.genops(bounded):
+                steps += 1
+                if steps > _MAX_STEPS or file.tell() - start > MAX_PICKLE_BYTES:
+                    raise RefusedPickleError("its pickle is far larger than that of any optimizer")
                 if opcode.name == "STOP":
                     return self._stack.pop()
                 self._do(opcode.name, argument)

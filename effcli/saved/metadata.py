@@ -21,6 +21,7 @@ from effcli.saved.tensors import numel_of
 from effcli.saved.torch_file import run_pickle
 
 METADATA = ".metadata"
+_LONGEST_NAME = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ def read_metadata(folder: Path) -> list[Entry]:
         keys = getattr(value, "planner_data", None)
         keys = keys if isinstance(keys, dict) else {}
         named = _mapping(value, "state_dict_metadata").items()
-        return [_entry(str(name), facts, keys.get(name), stored.get(name, [])) for name, facts in named]
+        return [_entry(_name(name), facts, keys.get(name), stored.get(name, [])) for name, facts in named]
     except (AttributeError, KeyError, TypeError, ValueError, RefusedPickleError) as error:
         raise DataError(f"{what} is damaged: it is not the metadata of a distributed checkpoint") from error
 
@@ -67,6 +68,12 @@ def _mapping(value: Any, name: str) -> dict[Any, Any]:
     if not isinstance(value, SavedObject) or not isinstance(mapping, dict):
         raise TypeError(name)
     return mapping
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        raise ValueError("a name")
+    return value
 
 
 def _by_name(storage_data: dict[Any, Any]) -> dict[str, list[Chunk]]:
@@ -90,7 +97,7 @@ def _by_name(storage_data: dict[Any, Any]) -> dict[str, list[Chunk]]:
 
 def _entry(name: str, facts: Any, keys: Any, chunks: list[Chunk]) -> Entry:
     path = keys if isinstance(keys, tuple) and keys else (name,)
-    path = tuple(key if isinstance(key, int) else str(key) for key in path)
+    path = tuple(key if isinstance(key, int) else _name(key) for key in path)
     if not hasattr(facts, "size"):
         return Entry(keys=path, shape=None, dtype=None, chunks=tuple(chunks))
     properties = vars(facts.properties)

@@ -62,6 +62,10 @@ def _read_file(path: Path, wanted: str | None) -> SavedOptimizer:
     if loaded.classes:
         names = listed([safe(name) for name in sorted(loaded.classes)], 6)
         notes += (f"Read as what they store, without their classes: {names}.",)
+    if any(name.endswith(".DTensor") for name in loaded.classes):
+        notes += (
+            "One rank's part of sharded tensors: bytes are those of this rank, shapes and elements of the whole.",
+        )
     return SavedOptimizer(
         format=loaded.format,
         path=path,

@@ -44,9 +44,7 @@ def _search(value: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[Found
     if len(keys) >= _DEPTH:
         return
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for position, (key, inner) in enumerate(items):
-        if position >= _MOST_VALUES:
-            return
+    for key, inner in items:
         if isinstance(inner, Mapping | list):
             yield from _search(inner, (*keys, safe(str(key))), seen)
 

@@ -34,8 +34,13 @@ class StorageType:
     dtype: torch.dtype
 
 
+def _is_old(dtype: torch.dtype) -> bool:
+    """Return whether it is a dtype of quantised tensors that torch has given up (`qint8`, ...)."""
+    return str(dtype).startswith(("torch.qint", "torch.quint"))
+
+
 CONSTANTS: dict[str, Any] = {
-    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
+    **{str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and not _is_old(dtype)},
     **{
         f"torch{device}.{name}": StorageType(dtype=dtype)
         for name, dtype in _STORAGE_TYPES.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from effcli.storage import leaves
 CHUNK_BYTES = 8 << 20
 """Read at a time; after each chunk the pages of the files are let go."""
 NUM_FIRST = 6
+_NAMES = re.compile(r"torch\.(bool|(u?int|float)(8|16|32|64)|float8_.*|bfloat16|complex\d+)")
+_COMPARED = frozenset(
+    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and _NAMES.fullmatch(str(dtype))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +160,8 @@ def _split(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:
     """Return a copy in a dtype whose values torch can compare and whose numbers are the same."""
+    if values.dtype not in _COMPARED:  # packed bits, which torch has no numbers for
+        values = values.view(torch.uint8 if values.element_size() == 1 else torch.int16)
     if values.dtype.is_complex:
         return values.to(torch.complex128).abs()
     if values.dtype.is_floating_point:
