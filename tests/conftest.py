@@ -35,6 +35,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_waiting_for_the_disk() -> Iterator[None]:
+    """Spare runs the wait until the disk has what they wrote: none has to outlive a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 # The fixtures import what they need themselves: the libraries below are to be loaded after the lines above.
 @pytest.fixture
 def distilbert(tmp_path: Path) -> Path:

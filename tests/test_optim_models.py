@@ -64,6 +64,7 @@ def test_a_whole_model_takes_what_was_predicted(entry: OptimizerEntry, build: Ca
     check(entry, build())
 
 
+@pytest.mark.slow  # fast for the same optimizers, by key: `test_optimizer_size.py`
 @pytest.mark.parametrize("name", LARGE)
 def test_a_model_of_the_size_of_distilbert_base_takes_the_published_bytes(name: str) -> None:
     model = base_distilbert()

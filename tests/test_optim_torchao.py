@@ -146,6 +146,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(engine: str, optim: str, pr
     assert any("runs uncompiled" in note for note in record.notes)
 
 
+@pytest.mark.slow
 def test_importing_torchao_says_nothing() -> None:
     code = "import effcli.pipeline, transformers.quantizers.auto, sys; print('torchao' in sys.modules)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

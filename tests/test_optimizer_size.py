@@ -43,7 +43,11 @@ def distilbert() -> Iterator[PreTrainedModel]:
     model.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize("name", TABLE)
+KIN = {"adafactor-torch", "adamw8bit", "paged-adamw8bit"}
+"""Of these, those whose state follows the law of another one."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in KIN)) for name in TABLE])
 def test_distilbert_base_cased_takes_the_published_bytes_and_elements(name: str, distilbert: PreTrainedModel) -> None:
     entry = find(name)
     assert (sum(p.numel() for p in distilbert.parameters()), len(list(distilbert.parameters()))) == (65_783_042, 104)
