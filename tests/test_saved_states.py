@@ -149,6 +149,29 @@ def test_a_plain_object_in_a_state_is_read_as_what_it_stores(tmp_path: Path) -> 
     assert live.tensors["projector"].bytes > 0
 
 
+@pytest.mark.parametrize("name", ["Lookahead", "ScheduleFreeWrapper"])
+def test_what_a_wrapper_keeps_around_an_optimizer_counts_too(name: str, tmp_path: Path) -> None:
+    wrapper = getattr(pytest.importorskip("pytorch_optimizer"), name)
+    params = [torch.nn.Parameter(torch.randn(8, 8)), torch.nn.Parameter(torch.randn(3))]
+    optimizer = wrapper(torch.optim.AdamW([{"params": params[:1]}, {"params": params[1:], "lr": 0.1}]))
+    if name == "ScheduleFreeWrapper":
+        optimizer.train()
+    for param in params:
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    found = saved(optimizer.state_dict(), tmp_path / "o.pt")
+    live, size = inspect_optimizer(optimizer), inspect_states(found.states.items())
+    assert (size.tensors, size.by_parameter) == (live.tensors, live.by_parameter)
+    assert size.state_bytes > 2 * 4 * (64 + 3) + 8
+    assert found.notes == ()
+
+
+def test_states_that_belong_to_nobody_are_all_counted(tmp_path: Path) -> None:
+    state = {0: {"m": torch.ones(2)}, "0": {"m": torch.ones(3)}, (1, 2): {"m": torch.ones(5)}, (3, 4): torch.ones(7)}
+    found = saved({"state": state, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    assert inspect_states(found.states.items()).state_bytes == 4 * (2 + 3 + 5 + 7)
+
+
 def test_values_are_those_of_the_tensors(tmp_path: Path) -> None:
     optimizer = adamw()
     found = saved(optimizer.state_dict(), tmp_path / "o.pt")

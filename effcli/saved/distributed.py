@@ -37,7 +37,7 @@ def read_distributed(folder: Path, wanted: str | None = None) -> SavedOptimizer:
         trees.add(entry)
     weights = {".".join(map(str, entry.keys)): torch.empty(0) for entry in entries if entry.shape is not None}
     found, notes = choose(trees.found(), wanted, what, weights)
-    state = labelled(found.state_dict, what)
+    state = labelled(found, what)
     names = {chunk.file for entry in entries for chunk in entry.chunks}
     num_missing = sum(not (folder / name).is_file() for name in names)
     if num_missing or trees.num_unread:

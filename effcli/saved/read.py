@@ -58,7 +58,7 @@ def _read_file(path: Path, wanted: str | None) -> SavedOptimizer:
     if is_shard(loaded.value):
         return read_deepspeed([path], path)
     found, notes = choose(find_optimizers(loaded.value), wanted, what, loaded.value)
-    state = labelled(found.state_dict, what)
+    state = labelled(found, what)
     if loaded.classes:
         names = listed([safe(name) for name in sorted(loaded.classes)], 6)
         notes += (f"Read as what they store, without their classes: {names}.",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,16 +17,22 @@ _DEPTH = 5
 _MOST_VALUES = 4096
 PART = "::"
 """Between a path and the dotted key of one of several optimizers in the file."""
+_WRAPPED = "base_optimizer"
+"""Key under which wrappers such as Lookahead save the optimizer inside (pytorch_optimizer 4.1)."""
 _NAMES = ("param_names", "names")
 """Keys of a group that hold its parameters' names: torch's own (2.6 and later), and effcli's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundState:
-    """A mapping with `state` and `param_groups`, and the keys that lead to it."""
+    """A mapping with `state` and `param_groups`, and the keys that lead to it.
+
+    `wrapped_in` are states of an optimizer around it, by number of the group and of the parameter in it.
+    """
 
     keys: tuple[str, ...]
     state_dict: Mapping[Any, Any]
+    wrapped_in: tuple[Mapping[tuple[int, int], Any], ...] = ()
 
 
 def find_optimizers(value: Any) -> list[FoundState]:
@@ -38,15 +44,32 @@ def _search(value: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[Found
     if id(value) in seen:
         return
     seen.add(id(value))
+    own: tuple[str, ...] = ()
     if isinstance(value, Mapping) and is_optimizer(value):
         yield FoundState(keys=keys, state_dict=value)
-        return
+        own = ("state", "param_groups")
     if len(keys) >= _DEPTH:
         return
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        if isinstance(inner, Mapping | list):
-            yield from _search(inner, (*keys, safe(str(key))), seen)
+        if isinstance(inner, Mapping | list) and key not in own:
+            for found in _search(inner, (*keys, safe(str(key))), seen):
+                yield (
+                    replace(found, wrapped_in=_around(value))
+                    if key == _WRAPPED and inner is found.state_dict
+                    else found
+                )
+
+
+def _around(value: Mapping[Any, Any]) -> tuple[Mapping[tuple[int, int], Any], ...]:
+    """Return the states that a wrapper keeps beside what it wraps."""
+    return tuple(
+        held for held in value.values() if isinstance(held, Mapping) and held and all(_is_position(key) for key in held)
+    )
+
+
+def _is_position(key: Any) -> bool:
+    return isinstance(key, tuple) and len(key) == 2 and all(type(number) is int for number in key)
 
 
 def is_optimizer(value: Mapping[Any, Any]) -> bool:
@@ -101,7 +124,7 @@ class Labelled:
     names_known: bool
 
 
-def labelled(state_dict: Mapping[Any, Any], what: str) -> Labelled:
+def labelled(found: FoundState, what: str) -> Labelled:
     """Return the states of a `state_dict` by the names of their parameters, or by their numbers.
 
     Names come from the groups' `param_names` or `names`, or are the keys themselves, as `get_optimizer_state_dict`
@@ -110,7 +133,7 @@ def labelled(state_dict: Mapping[Any, Any], what: str) -> Labelled:
     Raises:
         DataError: its groups are none.
     """
-    groups: list[Mapping[Any, Any]] = list(state_dict["param_groups"])
+    groups: list[Mapping[Any, Any]] = list(found.state_dict["param_groups"])
     if not all(isinstance(group, Mapping) and isinstance(group.get("params", []), list) for group in groups):
         raise DataError(f"{what} is damaged: its param_groups are no groups of parameters")
     names: dict[Any, str] = {}
@@ -127,7 +150,7 @@ def labelled(state_dict: Mapping[Any, Any], what: str) -> Labelled:
         names, known = {key: str(key) for key in names}, False
         members = [tuple(str(key) for key in group.get("params", [])) for group in groups]
     return Labelled(
-        states=_states(state_dict["state"], names),
+        states=_states(found, names, members),
         groups=tuple({str(k): plain(v) for k, v in group.items() if k not in ("params", *_NAMES)} for group in groups),
         members=tuple(members),
         names_known=known,
@@ -138,14 +161,25 @@ def _are_names(value: Any, length: int) -> bool:
     return isinstance(value, list) and len(value) == length and all(isinstance(name, str) for name in value)
 
 
-def _states(state: Mapping[Any, Any], names: Mapping[Any, str]) -> dict[str, dict[str, Any]]:
+def _states(found: FoundState, names: Mapping[Any, str], members: list[tuple[str, ...]]) -> dict[str, dict[str, Any]]:
     """Return the states by label; what belongs to the whole optimizer is under its own key, as in a live one."""
     states: dict[str, dict[str, Any]] = {}
-    for key, own in state.items():
+    for key, own in found.state_dict["state"].items():
         name = names.get(key) if isinstance(key, str | int) else None
-        text = name if name is not None else str(key) if isinstance(key, str | int) else "other"
-        states[text] = dict(own) if isinstance(own, Mapping) else {text: own}
+        label = name if name is not None else str(key) if isinstance(key, str | int) else "other"
+        _put(states, label, own)
+    for around in found.wrapped_in:
+        for (group, position), own in around.items():
+            known = 0 <= group < len(members) and 0 <= position < len(members[group])
+            _put(states, members[group][position] if known else "other", own)
     return states
+
+
+def _put(states: dict[str, dict[str, Any]], label: str, own: Any) -> None:
+    """Add what one state holds to a label; where a key has a value already, both are kept."""
+    held = states.setdefault(label, {})
+    for key, value in own.items() if isinstance(own, Mapping) else ((label, own),):
+        held[key] = [held[key], value] if key in held else value
 
 
 def plain(value: Any, depth: int = 0) -> Any:
