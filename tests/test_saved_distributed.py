@@ -122,6 +122,16 @@ def test_hostile_metadata_is_refused_and_leads_nowhere_else(tmp_path: Path) -> N
             read_saved(bad)
 
 
+def test_a_setting_that_calls_is_refused(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    state = get_optimizer_state_dict(model, optimizer)
+    state["param_groups"][0]["lr"] = Trap(tmp_path / "marker")
+    dcp.save({"optimizer": state}, checkpoint_id=tmp_path / "out", no_dist=True)
+    with pytest.raises(DataError, match="it asks to run"):
+        read_saved(tmp_path / "out")
+    assert not (tmp_path / "marker").exists()
+
+
 WORKER = """
 import sys, torch, warnings
 import torch.distributed as dist, torch.distributed.checkpoint as dcp

@@ -160,6 +160,12 @@ def test_a_deep_list_and_a_value_passed_again_and_again_end_quickly(tmp_path: Pa
     assert "far more memory" in refused(archive(tmp_path / "b.pt", again))
 
 
+def test_a_pickle_of_endlessly_many_steps_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("effcli.saved.machine._MAX_STEPS", 1000)
+    path = archive(tmp_path / "o.pt", b"\x80\x02" + b"]" * 1000 + b".")
+    assert "far larger than that of any optimizer" in refused(path)
+
+
 def tensor(storage: str, *, offset: int = 0, shape: Any = (2,), stride: Any = (1,), count: int = 2) -> bytes:
     """Return the pickle of a tensor on the storage `storage` of two numbers, with claims about it."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections import OrderedDict
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,21 @@ def test_an_optimizer_is_found_inside_what_trainers_save(wrap: Any, tmp_path: Pa
     optimizer = adamw()
     found = saved(wrap(optimizer.state_dict()), tmp_path / "last.ckpt")
     assert inspect_states(found.states.items()) == inspect_optimizer(optimizer)
+
+
+def test_settings_of_many_kinds_beside_the_state_are_no_hindrance(tmp_path: Path) -> None:
+    more = {
+        "args": Namespace(lr=0.1, path=tmp_path), "when": datetime(2030, 1, 31), "seen": {1, (2, 3)}, "raw": b"\xff",
+        "counts": Counter("aab"), "by": defaultdict(list, a=[1]), "last": deque([1, 2], maxlen=3), "z": 1 + 2j,
+        "seed": np.random.RandomState(0).get_state(), "bits": np.array([[True]]), "device": torch.device("cuda", 1),
+        "size": torch.Size([2]), "buffer": bytearray(b"ab"), "frozen": frozenset({1}), "big": 1 << 70, "none": None,
+    }  # fmt: skip
+    optimizer = adamw()
+    for protocol in (2, 5):
+        optimizer.param_groups[0]["more"] = [np.float32(0.5), np.arange(3), (1, {"a": None})]
+        found = saved(more | {"optimizer": optimizer.state_dict()}, tmp_path / "o.ckpt", pickle_protocol=protocol)
+        assert found.groups[0]["more"] == [0.5, "array", (1, {"a": None})]
+        assert found.notes == ("Read as what they store, without their classes: argparse.Namespace.",)
 
 
 def test_of_several_optimizers_the_first_is_taken_and_the_path_names_another(tmp_path: Path) -> None:

@@ -198,6 +198,8 @@ class Machine:
         self._push_name(f"{module}.{name}")
 
     def _push_name(self, text: str) -> None:
+        if text.startswith("__builtin__."):  # what protocol 2, torch's own, calls `builtins`
+            text = f"builtins.{text.removeprefix('__builtin__.')}"
         self._stack.append(self._constants[text] if text in self._constants else Name(text))
 
     def _reduce(self, _: Any) -> None:

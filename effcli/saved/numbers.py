@@ -77,6 +77,10 @@ def _path(*parts: Any) -> str:
     return "/".join(str(part) for part in parts)
 
 
+def _moment(*_: Any) -> str:
+    return "a date or time"
+
+
 def _value_of_member(value: Any) -> Any:
     return value
 
@@ -95,11 +99,9 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "builtins.tuple": _tuple,
     "builtins.complex": lambda real=0.0, imaginary=0.0: complex(real, imaginary),
     "builtins.bytearray": _buffer,
-    "__builtin__.set": lambda items=(): {checked_key(item) for item in _tuple(items)},
-    "__builtin__.bytearray": _buffer,
     "_codecs.encode": _encoded,
-    "pathlib.PosixPath": _path,
-    "pathlib.WindowsPath": _path,
+    **dict.fromkeys(("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath"), _path),
+    **dict.fromkeys(("datetime.datetime", "datetime.date", "datetime.timedelta"), _moment),
     "torch.Size": _tuple,
     "torch.device": _device,
     "deepspeed.runtime.zero.config.ZeroStageEnum": _value_of_member,
