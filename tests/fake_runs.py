@@ -77,6 +77,11 @@ def _train(spec: RunSpec, *, progress: Progress, resume: bool, overwrite: bool) 
         raise UsageError("nothing to train on")
     if way == "fault":
         raise KeyError("no such thing")
+    if way == "deaf":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        progress.note("deaf")
+        time.sleep(60)
     if way == "wait before training":
         progress.note("waiting")
         time.sleep(60)

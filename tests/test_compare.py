@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from effcli import pipeline
+from effcli.engines.base import Progress
+from effcli.errors import DeviceError
+from effcli.measure.record import RunRecord
 from effcli.run_lock import RunLock
+from effcli.spec import RunSpec
+from tests import comparisons
 from tests.commands import Result, effcli
 from tests.fake_runs import attempts, fake_runs, saved
 
@@ -328,10 +333,21 @@ def test_an_estimate_alone_writes_nothing_and_plans_each_optimizer(
     assert (tmp_path / "t.csv").read_text().count("\nadamw,") == 1
 
 
-def test_an_estimate_that_fails_for_all_says_why_and_for_one_shows_the_others(distilbert: Path, data: Path) -> None:
+def test_an_estimate_that_fails_for_all_says_why(distilbert: Path, data: Path) -> None:
     done = compare("--model", distilbert, "--data", data.parent / "none.csv", "--estimate-only")
     assert done.code == 2
     assert done.stdout == ""
     assert "none.csv" in done.error
-    done = compare("adamw", "muon", "sgd", "--model", distilbert, "--data", data, "--estimate-only", "--lora-r", 0)
-    assert done.code == 2
+
+
+def test_an_estimate_that_fails_for_one_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
+        if spec.optim.name == "sgd":
+            raise DeviceError("does not run here")
+        return comparisons.planned(spec.optim.name)
+
+    monkeypatch.setattr(pipeline, "plan", plan)
+    done = compare("adamw", "sgd", "--estimate-only", "--json")
+    assert done.code == 4
+    assert done.error == "1 of 2 runs are planned; sgd: does not run here"
+    assert attempts(json.loads(done.stdout)) == [("adamw", "planned", None), ("sgd", "failed", 4)]

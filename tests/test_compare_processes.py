@@ -108,6 +108,17 @@ def test_a_signal_before_training_ends_the_run_there(tmp_path: Path) -> None:
     assert attempts(saved(tmp_path / "c"))[0] == ("adamw", "interrupted", 130)
 
 
+def test_a_third_signal_ends_a_run_that_does_not_listen(tmp_path: Path) -> None:
+    with comparing(tmp_path, "adamw", ways={"adamw": "deaf"}) as (process, log):
+        wait_for("deaf", log)
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert process.wait() == 130
+        assert "adamw: killed, since it did not stop" in log.read_text().splitlines()[-1]
+    assert attempts(saved(tmp_path / "c")) == [("adamw", "interrupted", 130)]
+
+
 def test_a_run_whose_parent_is_killed_saves_its_state_and_goes_on_later(tmp_path: Path) -> None:
     out = tmp_path / "c"
     with comparing(tmp_path, "adamw", ways={"adamw": "wait"}) as (process, log):

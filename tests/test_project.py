@@ -56,7 +56,14 @@ def test_help_and_version_wait_for_no_heavy_package(argument: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("train", "--help"), ("recipes", "list"), ("recipes", "check"), ("optimizers",), ("optimizers", "adam8bit")],
+    [
+        ("train", "--help"),
+        ("compare", "--help"),
+        ("recipes", "list"),
+        ("recipes", "check"),
+        ("optimizers",),
+        ("optimizers", "adam8bit"),
+    ],
 )
 def test_a_command_that_trains_nothing_loads_no_torch(arguments: tuple[str, ...]) -> None:
     assert sorted(loaded_by(*arguments) & HEAVY) == ["pydantic"]  # typer 0.29 parses the flags of a command with it

@@ -102,11 +102,12 @@ def check_compared(record: ComparisonRecord, out: str) -> None:
     first = left[0]
     if record.status == "interrupted":  # the signal decides, whatever failed before it
         first = next((attempt for attempt in left if (attempt.exit_code or 0) > SIGNALLED), first)
-    num_done = len(record.attempts) - len(left)
-    again = f"effcli compare --resume --out {shlex.quote(out)}"
+    done, again = "complete", f"; to complete them: effcli compare --resume --out {shlex.quote(out)}"
+    if first.folder is None:  # nothing was to be trained
+        done, again = "planned", ""
     raise IncompleteComparisonError(
-        f"{num_done} of {len(record.attempts)} runs are complete; {first.name}: {first.failure or first.status}"
-        + ("" if any(run.status == "planned" for run in record.runs) else f"; to complete them: {again}"),
+        f"{len(record.attempts) - len(left)} of {len(record.attempts)} runs are {done}; "
+        f"{first.name}: {first.failure or first.status}{again}",
         exit_code=first.exit_code or 1,
     )
 

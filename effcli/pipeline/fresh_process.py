@@ -88,10 +88,15 @@ class PassedSignals:
         for number in early or ():
             self._send(number)
 
+    @property
+    def has_killed(self) -> bool:
+        """Return whether so many signals came that the last ended the run's process."""
+        return self._count > _PATIENCE
+
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.number = number if self.number is None else self.number
         self._count += 1
-        if self._count > _PATIENCE:
+        if self.has_killed:
             self._send(signal.SIGKILL)
         elif self._early is not None:
             self._early.append(number)
@@ -121,33 +126,51 @@ def train_in_fresh_process(
 ) -> Ended:
     """Return how a run ended that trained in a process of its own; its record is in its folder."""
     job = {"spec": spec.model_dump(mode="json", exclude_unset=True), "resume": resume, "overwrite": overwrite}
-    player, ended, before = EventPlayer(progress), None, read_processor_times()
-    with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        process_group=0,
-    ) as process:
+    before = read_processor_times()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            process_group=0,
+        )
+    except OSError as error:
+        return Ended(status="failed", failure=f"its process did not start: {error.strerror}", exit_code=1)
+    with process:
         signals.attach(process)
-        assert process.stdin is not None and process.stdout is not None  # noqa: PT018  # pipes, as asked for
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps({**job, "verbose": verbose}))
-        for line in process.stdout:
-            event = read_event(line)
-            if event.get("event") == READY:
-                signals.ready()
-            elif event.get("event") == ENDED:
-                ended = event
-            else:
-                player.play(event)
+        ended = _followed(process, json.dumps({**job, "verbose": verbose}), EventPlayer(progress), signals)
         code = process.wait()
     signals.detach()
-    player.close()
-    if ended is None:
-        ended = _died(code)
+    if ended is None and signals.has_killed:
+        ended = {
+            "status": "interrupted",
+            "failure": "killed, since it did not stop",
+            "exit_code": 128 + (signals.number or 0),
+        }
     share = others_share(before, read_processor_times())
-    return Ended(status=ended["status"], failure=ended["failure"], exit_code=ended["exit_code"], others_share=share)
+    return Ended(**{**(ended or _died(code)), "others_share": share})
+
+
+def _followed(
+    process: subprocess.Popen[str], job: str, player: EventPlayer, signals: PassedSignals
+) -> dict[str, Any] | None:
+    """Give a process its job and show how it goes; return how it ended, None where it did not say."""
+    ended = None
+    assert process.stdin is not None  # pipes, as asked for
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(job)
+    for line in process.stdout:
+        event = read_event(line)
+        if event.get("event") == READY:
+            signals.ready()
+        elif event.get("event") == ENDED:
+            ended = {key: event[key] for key in ("status", "failure", "exit_code")}
+        else:
+            player.play(event)
+    player.close()
+    return ended
 
 
 def _died(code: int) -> dict[str, Any]:
