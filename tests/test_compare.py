@@ -87,6 +87,21 @@ def test_a_run_that_fails_leaves_the_rows_of_the_others_and_resume_makes_it_alon
     assert (out / "adamw" / "mark").exists()
 
 
+def test_what_ended_a_run_stays_said_until_it_is_made_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch, {"adamw": "refuse", "adafactor": "fail", "adam8bit": "refuse"})
+    assert compare("--out", out).code == 2
+    before = saved(out)
+    fake_runs(monkeypatch, {"adamw": "die", "adafactor": "fail", "adam8bit": "refuse"})
+    assert compare("--resume", "--out", out).code == 5
+    after = saved(out)
+    assert attempts(after) == [("adamw", "failed", 5), ("adafactor", "failed", 7), ("adam8bit", "failed", 2)]
+    assert after["runs"] == before["runs"]
+    assert after["attempts"][0]["failure"] != before["attempts"][0]["failure"] == "nothing to train on"
+    assert after["attempts"][2]["failure"] == "nothing to train on"
+    fake_runs(monkeypatch)
+    assert compare("--resume", "--out", out).code == 0
+
+
 @pytest.mark.parametrize(
     ("way", "code", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -99,16 +100,17 @@ def check_compared(record: ComparisonRecord, out: str) -> None:
     left = [attempt for attempt in record.attempts if attempt.status not in ("completed", "planned")]
     if not left:
         return
-    first = left[0]
+    first, code = left[0], left[0].exit_code or 1
     if record.status == "interrupted":  # the signal decides, whatever failed before it
         first = next((attempt for attempt in left if (attempt.exit_code or 0) > SIGNALLED), first)
+        code = max(first.exit_code or 0, SIGNALLED + signal.SIGINT)
     done, again = "complete", f"; to complete them: effcli compare --resume --out {shlex.quote(out)}"
     if first.folder is None:  # nothing was to be trained
         done, again = "planned", ""
     raise IncompleteComparisonError(
         f"{len(record.attempts) - len(left)} of {len(record.attempts)} runs are {done}; "
         f"{first.name}: {first.failure or first.status}{again}",
-        exit_code=first.exit_code or 1,
+        exit_code=code,
     )
 
 
@@ -132,10 +134,11 @@ class _ComparedRun:
         )
         if before is None:
             return run
+        run.read()
+        run.attempt = before.model_copy(update={"spec": _asked(wanted), "run": None})
         if is_complete(run.folder):
-            update = {"status": "completed", "exit_code": 0, "others_share": before.others_share}
-            run.attempt = run.attempt.model_copy(update=update)
-            run.read()
+            run.attempt = run.attempt.model_copy(update={"status": "completed", "failure": None, "exit_code": 0})
+            run.drop_checkpoints()
         elif before.status != "failed" and run.folder.recipe.is_file() and any(run.folder.checkpoints.glob("*")):
             run.goes_on = True
         return run
@@ -156,11 +159,17 @@ class _ComparedRun:
         )
 
     def leave(self, why: str, exit_code: int) -> None:
-        """Leave it for another time."""
-        self.attempt = self.attempt.model_copy(update={"failure": why, "exit_code": exit_code})
+        """Leave it for another time; what ended it before stays said."""
+        if self.attempt.status == "missing":
+            self.attempt = self.attempt.model_copy(update={"failure": why, "exit_code": exit_code})
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of a complete run, which needs them no more, unless it was told how many to keep."""
+        if "keep" not in self.wanted.spec.output.model_fields_set:
+            remove_folder(self.folder.checkpoints)
 
     def end(self, ended: Ended) -> None:
-        """Take how it ended, and remove what a complete run needs no more."""
+        """Take how it ended."""
         complete = is_complete(self.folder)
         status, failure = ("completed", None) if complete else (ended.status, ended.failure or "it left no record")
         if status == "interrupted" and failure:  # how to go on is said for the whole comparison
@@ -174,8 +183,8 @@ class _ComparedRun:
             }
         )
         self.read()
-        if complete and "keep" not in self.wanted.spec.output.model_fields_set:
-            remove_folder(self.folder.checkpoints)
+        if complete:
+            self.drop_checkpoints()
 
 
 @dataclass(slots=True)
@@ -188,6 +197,7 @@ class _Comparing:
     make_progress: MakeProgress
     verbose: bool
     said: set[str] = field(default_factory=set)
+    refusals: list[str] = field(default_factory=list)
 
     def run(self) -> ComparisonRecord:
         """Make the runs that are left, and return the saved record."""
@@ -228,12 +238,11 @@ class _Comparing:
         )
         if run.attempt.status == "failed":
             progress.note(f"{run.wanted.name}: {run.attempt.failure}")
+            self.refusals += [str(run.attempt.failure)] if run.record is None else []
 
     def _fail_alike(self) -> bool:
-        """Return whether two optimizers failed before training for one reason, which the others will hardly escape."""
-        failed = [run for run in self.runs if run.attempt.status == "failed" and run.record is None]
-        reasons = [run.attempt.failure for run in failed]
-        return any(reasons.count(reason) > 1 for reason in reasons)
+        """Return whether two runs failed before training for one reason, which the others will hardly escape."""
+        return len(set(self.refusals)) < len(self.refusals)
 
     def _save(self, status: Status) -> ComparisonRecord:
         ran = [(run, run.record) for run in self.runs if run.record is not None]
