@@ -114,5 +114,6 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "numpy.dtype": SavedDtype,
     **dict.fromkeys(_module_names("scalar"), _scalar),
     **dict.fromkeys(_module_names("_reconstruct"), lambda *_: SavedArray()),
+    **dict.fromkeys(("numpy._core.numeric._frombuffer", "numpy.core.numeric._frombuffer"), lambda *_: SavedArray()),
 }
 """`PLAIN` and NumPy's numbers and arrays."""

@@ -79,6 +79,28 @@ def _leaves(saved: SavedOptimizer) -> Iterator[tuple[str, str, torch.Tensor | in
                     yield label, text, leaf
 
 
+@dataclass(slots=True)
+class _Ends:
+    """Smallest and largest value so far, and how many were no numbers or infinite."""
+
+    low: float = math.inf
+    high: float = -math.inf
+    num_nan: int = 0
+    num_infinite: int = 0
+
+    def add(self, values: torch.Tensor) -> None:
+        """Take in values, which are not empty."""
+        ends = values.aminmax()
+        if not math.isfinite(ends.min.item()) or not math.isfinite(ends.max.item()):
+            numbers = values[~values.isnan()]
+            self.num_nan += values.numel() - numbers.numel()
+            self.num_infinite += int(numbers.isinf().sum())
+            if not numbers.numel():
+                return
+            ends = numbers.aminmax()
+        self.low, self.high = min(self.low, ends.min.item()), max(self.high, ends.max.item())
+
+
 def _read(
     saved: SavedOptimizer,
     name: str,
@@ -88,18 +110,13 @@ def _read(
 ) -> TensorValues:
     """Return the values of a mapped tensor, or of one that lies in pieces, in the order of the pieces."""
     first: list[float] = []
-    low, high, num_nan, num_infinite = math.inf, -math.inf, 0, 0
-    held = [tensor] if pieces is None else pieces()
-    for piece in held if tensor.device.type != "meta" or pieces is not None else ():
+    ends = _Ends()
+    held = pieces() if pieces is not None else () if tensor.is_meta else (tensor,)
+    for piece in held:
         if len(first) < NUM_FIRST:
             first += _first(piece, NUM_FIRST - len(first))
         for chunk in _chunks(piece):
-            numbers = chunk[~chunk.isnan()]
-            num_nan += chunk.numel() - numbers.numel()
-            num_infinite += int(numbers.isinf().sum())
-            if numbers.numel():
-                ends = numbers.aminmax()
-                low, high = min(low, ends.min.item()), max(high, ends.max.item())
+            ends.add(chunk)
             saved.forget()
     return TensorValues(
         parameter=name,
@@ -107,10 +124,10 @@ def _read(
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
         first=tuple(first),
-        minimum=None if low > high else low,
-        maximum=None if low > high else high,
-        num_nan=num_nan,
-        num_infinite=num_infinite,
+        minimum=None if ends.low > ends.high else ends.low,
+        maximum=None if ends.low > ends.high else ends.high,
+        num_nan=ends.num_nan,
+        num_infinite=ends.num_infinite,
     )
 
 
