@@ -17,8 +17,8 @@ from effcli.report.comparison_bars import memory_bars
 from effcli.report.comparison_memory import memory_remarks, memory_table
 from effcli.report.comparison_results import results_remarks, results_table
 from effcli.report.layout import fact_grid, print_parts, ruled_table
+from effcli.report.narrow_tables import fitted
 from effcli.report.settings import Difference, settings_of
-from effcli.report.stacked import fitted
 from effcli.report.text import plain
 from effcli.units import count, format_count, listed
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from effcli.report.charts.names import Named
-from effcli.report.figures import amount, number, ratio
+from effcli.report.number_text import amount, number, ratio
 from effcli.report.text import plain
 from effcli.units import count
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.report.charts.look import PICTURE_INK, draw
 from effcli.report.charts.loss import how_drawn, loss_chart
 from effcli.report.charts.memory import memory_chart
 from effcli.report.charts.names import names_of
+from effcli.report.charts.style import PICTURE_INK, draw
 from effcli.report.charts.tradeoff import tradeoff_chart
 from effcli.report.headline import headline, what_ran
 

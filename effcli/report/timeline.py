@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from effcli.files import write_text
 from effcli.packages import require_package
 from effcli.report.charts.live import live_chart
-from effcli.report.charts.look import PAGE_INK, PICTURE_INK, draw
+from effcli.report.charts.style import PAGE_INK, PICTURE_INK, draw
 from effcli.report.page.shell import chart_box, document, escaped, layer_legend
 from effcli.report.text import tokens_of_rows
 from effcli.units import format_bytes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.look import LAYERS, Drawn, Rows, layer_colours, width_in
+from effcli.report.charts.style import LAYERS, Drawn, Rows, layer_colours, width_in
 from effcli.report.skyline import total_bytes
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Phase, format_bytes

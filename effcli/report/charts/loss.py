@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from effcli.report.charts.look import Drawn, Rows
 from effcli.report.charts.names import Named, key_scale
 from effcli.report.charts.series import Point, evaluations, points_per_run, smoothed, thinned, window_of
+from effcli.report.charts.style import Drawn, Rows
 from effcli.units import count
 
 Against = Literal["updates", "time"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.look import LAYERS, REST, Drawn, Rows, layer_colours, width_in
 from effcli.report.charts.names import Named
+from effcli.report.charts.style import LAYERS, REST, Drawn, Rows, layer_colours, width_in
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Category, Phase, format_bytes
 

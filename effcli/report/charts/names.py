@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from effcli.report.charts.look import DASHES, SERIES
 from effcli.report.charts.series import Point, losses
+from effcli.report.charts.style import DASHES, SERIES
 from effcli.report.text import plain
 from effcli.units import cut
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from effcli.report.charts.labels import Spot, placed
-from effcli.report.charts.look import Drawn, Rows, width_in
 from effcli.report.charts.names import Named, key_scale
+from effcli.report.charts.style import Drawn, Rows, width_in
 from effcli.units import format_bytes, listed
 
 _HEIGHT = 300

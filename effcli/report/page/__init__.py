@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.files import write_text
 from effcli.report.charts.live import live_chart
-from effcli.report.charts.look import LAYERS, PAGE_INK, REST
 from effcli.report.charts.loss import Against, how_drawn, loss_chart, without_time
 from effcli.report.charts.memory import AT_LEAST, bars_of, measured_live, memory_chart, planned_for_profiled
 from effcli.report.charts.names import Named, names_of
+from effcli.report.charts.style import LAYERS, PAGE_INK, REST
 from effcli.report.charts.tradeoff import tradeoff_chart
 from effcli.report.headline import failures, headline, title_of, what_ran
 from effcli.report.page.settings import settings_section

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.names import Named
-from effcli.report.figures import NONE
+from effcli.report.number_text import NONE
 from effcli.report.page.shell import escaped
 from effcli.report.page.tables import text_table
 from effcli.report.text import plain

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from effcli.report.charts.look import LAYERS
+from effcli.report.charts.style import LAYERS
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """What a browser lets the page do: draw itself. Scripts run by their hash alone; vega sets styles as it goes."""

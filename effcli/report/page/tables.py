@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from effcli.report.charts.memory import peak_of
 from effcli.report.charts.names import Named
 from effcli.report.charts.tradeoff import kept_by
-from effcli.report.figures import NONE, amount, difference, number, ratio
+from effcli.report.number_text import NONE, amount, difference, number, ratio
 from effcli.report.page.shell import escaped
 from effcli.report.rows import memory_rows
 from effcli.report.text import common_unit, in_unit, plain
