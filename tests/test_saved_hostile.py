@@ -161,7 +161,7 @@ def test_a_deep_list_and_a_value_passed_again_and_again_end_quickly(tmp_path: Pa
 
 
 def test_a_pickle_of_endlessly_many_steps_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("effcli.saved.machine._MAX_STEPS", 1000)
+    monkeypatch.setattr("effcli.saved.pickle_reader._MAX_STEPS", 1000)
     path = archive(tmp_path / "o.pt", b"\x80\x02" + b"]" * 1000 + b".")
     assert "far larger than that of any optimizer" in refused(path)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from effcli.engines.base import Progress
-    from effcli.measure.inspection import InspectionRecord
+    from effcli.measure.inspection_record import InspectionRecord
     from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
     from effcli.search_spec import SearchSpec

@@ -9,7 +9,12 @@ from itertools import islice
 from pathlib import Path
 
 from effcli.errors import UsageError, nearest
-from effcli.measure.inspection import (
+from effcli.inspection.layout import SavedState, flattened, saved_states
+from effcli.inspection.look_alike import Fit
+from effcli.inspection.names import Naming, name_parameters
+from effcli.inspection.resemblance import resemblance, saved_whole
+from effcli.inspection.why_not_quantised import reasons
+from effcli.measure.inspection_record import (
     Alternative,
     InspectionRecord,
     SavedAmount,
@@ -22,11 +27,6 @@ from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper
 from effcli.optim.overrides import Override
-from effcli.pipeline.look_alike import Fit
-from effcli.pipeline.resemblance import resemblance, saved_whole
-from effcli.pipeline.saved_bits import reasons
-from effcli.pipeline.saved_layout import SavedState, flattened, saved_states
-from effcli.pipeline.saved_names import Naming, name_parameters
 from effcli.saved import SavedOptimizer, read_saved, values_of
 from effcli.saved.state_dicts import PART
 from effcli.units import ParamInfo, count, format_bytes

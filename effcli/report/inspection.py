@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from effcli.measure.inspection import InspectionRecord, SavedParameter, SavedValues
+    from effcli.measure.inspection_record import InspectionRecord, SavedParameter, SavedValues
 
 _WIDTH = 79
 _SHORTEST_BAR, _LONGEST_BAR = 8, 30

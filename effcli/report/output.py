@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from effcli.measure.comparison import ComparisonRecord
     from effcli.measure.estimate_record import EstimateRecord
-    from effcli.measure.inspection import InspectionRecord
+    from effcli.measure.inspection_record import InspectionRecord
     from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from effcli.errors import DataError
 from effcli.saved.mapped import Section
-from effcli.saved.words import safe
+from effcli.saved.safe_text import safe
 
 ZIP_START = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")

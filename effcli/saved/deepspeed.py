@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
-from effcli.saved.machine import RefusedPickleError
 from effcli.saved.mapped import MappedFile, map_file
 from effcli.saved.optimizer import SavedOptimizer
+from effcli.saved.pickle_reader import RefusedPickleError
 from effcli.saved.state_dicts import plain
 from effcli.saved.tensors import numel_of
 from effcli.saved.torch_file import load_torch_file

@@ -14,7 +14,7 @@ from effcli.run_folder import RECIPE, RECORD, RunFolder
 from effcli.saved.deepspeed import SHARDS
 from effcli.saved.mapped import unreadable
 from effcli.saved.metadata import METADATA
-from effcli.saved.words import safe
+from effcli.saved.safe_text import safe
 from effcli.units import count, listed
 
 _OPTIMIZER = re.compile(r"optimizer(?:_(\d+))?\.(?:pt|bin)")

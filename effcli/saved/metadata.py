@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
-from effcli.saved.machine import RefusedPickleError
 from effcli.saved.mapped import Section, map_file
+from effcli.saved.pickle_reader import RefusedPickleError
 from effcli.saved.stand_ins import SavedObject
 from effcli.saved.tensors import numel_of
 from effcli.saved.torch_file import run_pickle

@@ -13,9 +13,9 @@ from effcli.saved.folders import Place, find_in_folder
 from effcli.saved.mapped import map_file
 from effcli.saved.metadata import METADATA
 from effcli.saved.optimizer import SavedOptimizer
+from effcli.saved.safe_text import safe
 from effcli.saved.state_dicts import PART, choose, find_optimizers, labelled
 from effcli.saved.torch_file import load_torch_file
-from effcli.saved.words import safe
 from effcli.units import listed
 
 _DATA_FILE = ".distcp"

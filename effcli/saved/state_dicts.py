@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
-from effcli.saved.numbers import SavedArray
-from effcli.saved.words import safe
+from effcli.saved.plain_values import SavedArray
+from effcli.saved.safe_text import safe
 from effcli.units import count, listed
 
 _DEPTH = 5

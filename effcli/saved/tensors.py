@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from effcli.saved.machine import Machine, Name, RefusedPickleError
-from effcli.saved.numbers import NUMPY
+from effcli.saved.pickle_reader import Machine, Name, RefusedPickleError
+from effcli.saved.plain_values import NUMPY
 from effcli.saved.stand_ins import stand_in
 
 _MOST = 1 << 62

@@ -10,10 +10,10 @@ import torch
 
 from effcli.errors import DataError
 from effcli.saved.archive import ZIP_START, Archive, Place, read_archive
-from effcli.saved.machine import MAX_PICKLE_BYTES, Machine, RefusedPickleError
 from effcli.saved.mapped import MappedFile, Section
+from effcli.saved.pickle_reader import MAX_PICKLE_BYTES, Machine, RefusedPickleError
+from effcli.saved.safe_text import safe
 from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, numel_of, tensor_functions
-from effcli.saved.words import safe
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 """First pickle of the format before the zip archives (torch/serialization.py, `MAGIC_NUMBER`)."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from effcli.catalogue import lookup as catalogue
 from effcli.errors import EffcliError, UsageError, nearest
-from effcli.pipeline.saved_layout import Shape
-from effcli.pipeline.saved_weights import Weight, weights_in
+from effcli.inspection.layout import Shape
+from effcli.inspection.weights import Weight, weights_in
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """What Trainer takes a name of a parameter without decay by, in lower case, beside modules of the class LayerNorm

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from effcli.inspection.layout import SavedState
+from effcli.inspection.look_alike import Fit
 from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE
-from effcli.pipeline.look_alike import Fit
-from effcli.pipeline.saved_layout import SavedState
 from effcli.units import ParamInfo, format_count
 
 _QUANTISED_FROM = 4096

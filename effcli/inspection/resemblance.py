@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from effcli.inspection.groups import Group
+from effcli.inspection.layout import SavedState
+from effcli.inspection.look_alike import Fit, fitting
+from effcli.inspection.named_optimizer import Origin, origin_of
+from effcli.inspection.names import Naming
 from effcli.optim import registry
-from effcli.pipeline.look_alike import Fit, fitting
-from effcli.pipeline.saved_groups import Group
-from effcli.pipeline.saved_layout import SavedState
-from effcli.pipeline.saved_names import Naming
-from effcli.pipeline.saved_origin import Origin, origin_of
 from effcli.saved import SavedOptimizer
 from effcli.units import count, cut, format_count
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from effcli.pipeline.look_alike import DTYPES
-from effcli.pipeline.saved_layout import SavedState, Shape
-from effcli.pipeline.saved_model import KnownModel, Parameter, model_beside, named_model
-from effcli.pipeline.saved_weights import Weight
+from effcli.inspection.layout import SavedState, Shape
+from effcli.inspection.look_alike import DTYPES
+from effcli.inspection.model import KnownModel, Parameter, model_beside, named_model
+from effcli.inspection.weights import Weight
 from effcli.saved import SavedOptimizer
 from effcli.units import count, format_count
 

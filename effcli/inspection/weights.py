@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from effcli.pipeline.saved_layout import Shape
+from effcli.inspection.layout import Shape
 
 _SAFE = ("model.safetensors", "adapter_model.safetensors")
 _PICKLED = "pytorch_model.bin"

@@ -11,8 +11,8 @@ import pickletools
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from effcli.saved.safe_text import safe
 from effcli.saved.stand_ins import SavedObject, held
-from effcli.saved.words import safe
 
 MAX_PICKLE_BYTES = 256 << 20
 """A larger pickle is not read: the one of a thousand parameters takes under a megabyte, tensors lie outside it."""

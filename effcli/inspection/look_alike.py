@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from effcli.inspection.groups import Group, contradicted, group_hyper
+from effcli.inspection.layout import SavedState, Shape
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE, default_hyper
-from effcli.pipeline.saved_groups import Group, contradicted, group_hyper
-from effcli.pipeline.saved_layout import SavedState, Shape
 from effcli.units import DTYPE_BYTES, ParamInfo, StateAmount, StateTensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
