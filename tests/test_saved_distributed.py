@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,21 @@ def test_sizes_need_no_data_and_values_say_what_is_missing(tmp_path: Path) -> No
         assert found.notes[0].startswith(note)
         with pytest.raises(DataError, match=said):
             list(values_of(found, "*"))
+
+
+def test_parts_far_into_large_files_are_read_as_what_they_are(tmp_path: Path) -> None:
+    """Offset and length of a part are two numbers: their product says nothing."""
+    optimizer = write(tmp_path)
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    moved = {
+        index: replace(place, offset=place.offset + (30 << 30), length=500 << 20) if "exp_avg" in index.fqn else place
+        for index, place in metadata.storage_data.items()
+    }
+    path.write_bytes(pickle.dumps(replace(metadata, storage_data=moved)))
+    found = read_saved(tmp_path)
+    assert inspect_states(found.states.items()).state_bytes == inspect_optimizer(optimizer).state_bytes
+    assert found.notes == ()
 
 
 def test_hostile_metadata_is_refused_and_leads_nowhere_else(tmp_path: Path) -> None:

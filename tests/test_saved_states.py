@@ -80,6 +80,13 @@ def test_tensors_are_those_that_torch_loads(options: dict[str, Any], tmp_path: P
     assert len(same) == 1
 
 
+def test_a_tensor_of_many_small_dimensions_is_read(tmp_path: Path) -> None:
+    """Strides are bounded one by one: those of twelve sides of 2 multiply to 2**66."""
+    many = torch.arange(2.0**12).reshape((2,) * 12)
+    found = saved({"state": {0: {"momentum_buffer": many}}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    assert torch.equal(found.states["0"]["momentum_buffer"], many)
+
+
 def test_groups_are_plain_and_names_come_from_the_groups_or_the_keys(tmp_path: Path) -> None:
     optimizer = adamw()
     state_dict = optimizer.state_dict()

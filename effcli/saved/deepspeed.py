@@ -20,7 +20,7 @@ from effcli.saved.mapped import MappedFile, map_file
 from effcli.saved.optimizer import SavedOptimizer
 from effcli.saved.pickle_reader import RefusedPickleError
 from effcli.saved.state_dicts import plain
-from effcli.saved.tensors import numel_of
+from effcli.saved.tensors import checked_size, numel_of
 from effcli.saved.torch_file import load_torch_file
 from effcli.storage import storages
 from effcli.units import count, format_bytes
@@ -128,7 +128,8 @@ def _fragments(mappings: Any) -> list[list[_Fragment]] | None:
     for mapping in mappings:
         found = [_Fragment(name=str(name), start=at.start, num_elements=at.numel) for name, at in mapping.items()]
         for each in found:
-            numel_of((each.start,)), numel_of((each.num_elements,))
+            checked_size(each.start)
+            checked_size(each.num_elements)
         groups.append(sorted(found, key=lambda each: each.start))
     return groups
 

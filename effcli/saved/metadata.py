@@ -17,7 +17,7 @@ from effcli.errors import DataError
 from effcli.saved.mapped import Section, map_file
 from effcli.saved.pickle_reader import RefusedPickleError
 from effcli.saved.stand_ins import SavedObject
-from effcli.saved.tensors import numel_of
+from effcli.saved.tensors import checked_size, numel_of
 from effcli.saved.torch_file import run_pickle
 
 METADATA = ".metadata"
@@ -82,12 +82,11 @@ def _by_name(storage_data: dict[Any, Any]) -> dict[str, list[Chunk]]:
         file, start, length = place.relative_path, place.offset, place.length
         if not isinstance(file, str) or Path(file).name != file:
             raise ValueError(file)
-        numel_of((start, length))
         offsets = getattr(index, "offset", None)
         chunk = Chunk(
             file=file,
-            start=start,
-            num_bytes=length,
+            start=checked_size(start),
+            num_bytes=checked_size(length),
             offsets=tuple(offsets) if offsets is not None else (),
             is_transformed=bool(getattr(place, "transform_descriptors", None)),
         )

@@ -17,7 +17,9 @@ from effcli.saved.pickle_reader import Machine, Name, RefusedPickleError
 from effcli.saved.plain_values import NUMPY
 from effcli.saved.stand_ins import stand_in
 
-_MOST = 1 << 62
+_MOST_DIMENSIONS = 64  # torch has no more
+_TOO_LARGE = 1 << 62
+"""What no number of elements, offset or stride reaches: in bytes they would no longer fit 64 bits."""
 _STORAGE_TYPES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
@@ -94,12 +96,20 @@ def numel_of(shape: Any) -> int:
     Raises:
         RefusedPickleError: it is no shape, or one that no tensor can have.
     """
-    if not isinstance(shape, tuple) or len(shape) > 64 or not all(type(side) is int and side >= 0 for side in shape):
+    if not isinstance(shape, tuple) or len(shape) > _MOST_DIMENSIONS:
         raise RefusedPickleError("it holds a tensor of an impossible shape")
-    count = math.prod(shape)
-    if count >= _MOST or any(side >= _MOST for side in shape):
+    return checked_size(math.prod(map(checked_size, shape)))
+
+
+def checked_size(number: Any) -> int:
+    """Return a length, an offset or a stride out of a pickle.
+
+    Raises:
+        RefusedPickleError: it is no whole number, negative, or larger than that of any tensor.
+    """
+    if type(number) is not int or not 0 <= number < _TOO_LARGE:
         raise RefusedPickleError("it holds a tensor of an impossible shape")
-    return count
+    return number
 
 
 def view(saved: Any, offset: Any, shape: Any, stride: Any, dtype: Any = None) -> torch.Tensor:
@@ -112,8 +122,8 @@ def view(saved: Any, offset: Any, shape: Any, stride: Any, dtype: Any = None) ->
         raise RefusedPickleError("it holds a tensor without a storage")
     dtype = saved.dtype if dtype is None else dtype
     count = numel_of(shape)
-    numel_of(stride)
-    numel_of((offset,))
+    for number in (offset, *stride):
+        checked_size(number)
     last = offset + sum((side - 1) * step for side, step in zip(shape, stride, strict=True)) if count else offset - 1
     if (last + 1) * dtype.itemsize > saved.storage.nbytes():
         raise RefusedPickleError("it holds a tensor that reaches behind its bytes")

@@ -13,7 +13,7 @@ from effcli.saved.archive import ZIP_START, Archive, Place, read_archive
 from effcli.saved.mapped import MappedFile, Section
 from effcli.saved.pickle_reader import MAX_PICKLE_BYTES, Machine, RefusedPickleError
 from effcli.saved.safe_text import safe
-from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, numel_of, tensor_functions
+from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, checked_size, tensor_functions
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 """First pickle of the format before the zip archives (torch/serialization.py, `MAGIC_NUMBER`)."""
@@ -110,7 +110,7 @@ def described(persistent_id: Any) -> tuple[str, torch.dtype, int]:
     _, kind, key, _, count = persistent_id[:5]
     if not isinstance(kind, StorageType) or not isinstance(key, str):
         raise RefusedPickleError("it holds a storage of an unknown kind")
-    return key, kind.dtype, numel_of((count,)) * kind.dtype.itemsize
+    return key, kind.dtype, checked_size(count) * kind.dtype.itemsize
 
 
 def map_storage(file: MappedFile, place: Place) -> torch.UntypedStorage:
