@@ -147,7 +147,13 @@ def cut(text: str, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def listed(names: Sequence[str], shown: int = 3) -> str:
-    """Return the first few names in words, and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{', '.join(names[:shown])}{more}"
+def listed(names: Sequence[str], shown: int | None = 3, *, last: str = "") -> str:
+    """Return the first few names in words, and how many more there are; None shows all of them.
+
+    `last` is the word before the last name where all are shown: `and`, `or`.
+    """
+    if shown is not None and len(names) > shown:
+        return f"{', '.join(names[:shown])} and {len(names) - shown} more"
+    if last and len(names) > 1:
+        return f"{', '.join(names[:-1])} {last} {names[-1]}"
+    return ", ".join(names)

@@ -13,7 +13,7 @@ from effcli.inspection.named_optimizer import Origin, origin_of
 from effcli.inspection.names import Naming
 from effcli.optim import registry
 from effcli.saved import SavedOptimizer
-from effcli.units import count, cut, format_count
+from effcli.units import count, cut, format_count, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +73,6 @@ def _sentence(fits: Sequence[Fit], states: Mapping[str, SavedState], origin: Ori
     return ", ".join(parts)
 
 
-def _or(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-
 def _of_nothing(saved: SavedOptimizer, origin: Origin | None) -> Resemblance:
     """Return what the groups and the run's settings say of an optimizer without state."""
     stateless = _stateless(saved.groups)
@@ -109,7 +105,7 @@ def _untold(unknown: Sequence[str], states: Mapping[str, SavedState]) -> str:
 
 def _unlisted(states: Mapping[str, SavedState], origin: Origin | None, alike: Sequence[Fit]) -> str:
     if alike:
-        names = _or([fit.entry.name for fit in alike])
+        names = listed([fit.entry.name for fit in alike], None, last="or")
         return f"the states hold what {names} would keep, {_keys(states)}, but the parameter groups are of another one"
     named = f"; {origin.file} names {origin.entry.name}, which keeps something else" if origin else ""
     return f"no optimizer that `effcli optimizers` lists keeps this: the states hold {_keys(states)}{named}"

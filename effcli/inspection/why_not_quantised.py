@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from effcli.inspection.layout import SavedState
 from effcli.inspection.look_alike import Fit
 from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE
-from effcli.units import ParamInfo, format_count
+from effcli.units import ParamInfo, format_count, listed
 
 _QUANTISED_FROM = 4096
 """Elements below which torchao leaves a moment whole (torchao/optim/adam.py, 0.18)."""
@@ -58,5 +58,4 @@ def _overridden(name: str | None, *, smaller: bool) -> str:
         causes.append("Trainer's rule for embeddings")
     if smaller:
         causes.append("a larger min_8bit_size")
-    listed = causes[0] if len(causes) == 1 else f"{', '.join(causes[:-1])} or {causes[-1]}"
-    return f"kept in 32 bit by {listed}"
+    return f"kept in 32 bit by {listed(causes, last='or')}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -19,7 +18,7 @@ from importlib import resources
 from typing import Any
 
 from effcli.errors import UsageError
-from effcli.units import GIB, KIB, MIB
+from effcli.units import GIB, KIB, MIB, listed
 
 CARDS = "cards.json"
 
@@ -102,10 +101,11 @@ def find_card(text: str) -> Card:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"several cards are called '{text}'; write {_or(card.key for card in found)}")
+        keys = listed([card.key for card in found], None, last="or")
+        raise UsageError(f"several cards are called '{text}'; write {keys}")
     close = difflib.get_close_matches(wanted, _by_form())
     near = list(dict.fromkeys(card.key for form in close for card in _by_form()[form]))[:3]
-    meant = f" Did you mean {_or(near)}?" if near else ""
+    meant = f" Did you mean {listed(near, last='or')}?" if near else ""
     raise UsageError(f"no card '{text}' is known.{meant} `effcli gpus` lists all; or write an amount such as 24GiB")
 
 
@@ -164,7 +164,3 @@ def _compact(name: str) -> str:
     """Return a name without what people leave out or write differently: `NVIDIA A100-SXM4-80GB` -> `a100sxm480gb`."""
     name = re.sub(r"nvidia|geforce|tesla|graphics|generation|gpu", "", name.lower()).replace("mobile", "laptop")
     return re.sub(r"(\d)g(ib)?$", r"\1gb", re.sub(r"[^a-z0-9]", "", name))
-
-
-def _or(keys: Iterable[str]) -> str:
-    return " or ".join(keys)

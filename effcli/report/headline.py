@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.report.charts.names import Named
 from effcli.report.number_text import amount, number, ratio
 from effcli.report.text import plain
-from effcli.units import count
+from effcli.units import count, listed
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
@@ -29,9 +29,10 @@ def headline(names: Sequence[Named]) -> str:
     if not others:
         return f"{first.short} {held} {amount(_state_bytes(first))} of optimizer state{_peak(first)}."
     if _state_bytes(first) == 0:
-        return f"{first.short} {held} no optimizer state; {_listed([_plainly(named) for named in _told(others)])}."
+        beside = listed([_plainly(named) for named in _told(others)], last="and")
+        return f"{first.short} {held} no optimizer state; {beside}."
     told = [_beside(named, first, "" if place else f"{held} ") for place, named in enumerate(_told(others))]
-    return f"Of {first.short}'s {amount(_state_bytes(first))} of optimizer state, {_listed(told)}."
+    return f"Of {first.short}'s {amount(_state_bytes(first))} of optimizer state, {listed(told, last='and')}."
 
 
 def title_of(names: Sequence[Named]) -> str:
@@ -50,7 +51,8 @@ def what_ran(names: Sequence[Named]) -> str:
     shared = [own[0] for own in zip(*(facts.values() for facts in told), strict=True) if len(set(own)) == 1]
     differing = [key for key in told[0] if len({facts[key] for facts in told}) > 1]
     parts = ", ".join(fact for fact in shared if fact)
-    return "; ".join([*([parts] if parts else []), *([f"runs differ in {_listed(differing)}"] if differing else [])])
+    apart = f"runs differ in {listed(differing, None, last='and')}" if differing else ""
+    return "; ".join(filter(None, (parts, apart)))
 
 
 def _facts(run: RunRecord) -> dict[str, str]:
@@ -121,7 +123,3 @@ def _peak(named: Named) -> str:
 def _model(names: Sequence[Named]) -> str:
     models = list(dict.fromkeys(plain(run.model.name) for named in names for _, run, _ in named.runs))
     return "no model" if not models else models[0] if len(models) == 1 else f"{len(models)} models"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
