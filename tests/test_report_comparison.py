@@ -107,12 +107,20 @@ def test_memory_is_that_of_the_summary_in_one_unit(capsys: pytest.CaptureFixture
 def test_ratios_are_to_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, comparisons.three())
     memory = part(text, "Memory")
-    assert row(memory, "adamw")[3] == "1.000"
+    assert row(memory, "adamw")[3] == "1.00"
     assert row(memory, "adam8bit")[3] == f"{134_004_336 / 526_264_752:.3f}" == "0.255"
-    assert row(memory, "adafactor")[3] == "0.001"
+    assert row(memory, "adafactor")[3] == "0.00136"
     assert row(memory, "adam8bit")[6] == "0.637"
-    assert row(part(text, "Speed and results"), "adafactor")[2] == f"{1.58 / 1.31:.3f}"
+    assert row(part(text, "Speed and results"), "adafactor")[2] == f"{1.58 / 1.31:.2f}"
     assert "to adamw, the first; measured amounts" in text
+
+
+def test_ratios_far_below_one_keep_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    small = comparisons.run("adafactor")
+    assert small.measured is not None
+    measured = small.measured.model_copy(update={"optimizer_state_bytes": 107_411})
+    record = comparisons.comparison([comparisons.run("adamw"), small.model_copy(update={"measured": measured})])
+    assert row(part(shown(capsys, record), "Memory"), "adafactor")[3] == "0.000204"
 
 
 def test_without_measurements_ratios_are_predicted_and_nothing_is_called_measured(
@@ -151,7 +159,7 @@ def test_states_and_peaks_have_the_unit_that_suits_each(capsys: pytest.CaptureFi
     assert run.measured is not None
     large = run.measured.model_copy(update={"peak_allocated_bytes": 80 * 2**30, "peak_rss_bytes": 90 * 2**30})
     memory = part(shown(capsys, comparisons.comparison([run.model_copy(update={"measured": large})])), "Memory")
-    assert row(memory, "adamw")[1:] == ["501.89", "501.89", "1.000", "1.23", "80.00", "1.000", "90.00"]
+    assert row(memory, "adamw")[1:] == ["501.89", "501.89", "1.00", "1.23", "80.00", "1.00", "90.00"]
     assert re.findall(r"[MG]iB", memory) == ["MiB", "GiB", "GiB"]
 
 
@@ -180,7 +188,7 @@ def test_on_a_cpu_the_peak_is_that_of_a_profiled_update_or_has_a_reason(capsys: 
     assert run.measured is not None
     unprofiled = run.measured.model_copy(update={"profiled": None, "peak_allocated_bytes": None})
     text = shown(capsys, comparisons.comparison([run.model_copy(update={"measured": unprofiled})]))
-    assert row(part(text, "Memory"), "adamw")[4:7] == ["1,254.73", "n/a", "1.000"]
+    assert row(part(text, "Memory"), "adamw")[4:7] == ["1,254.73", "n/a", "1.00"]
     assert "n/a: no update was profiled on this CPU; --profile-memory does that" in text
     assert "measured states, predicted peaks" in text
 
@@ -232,7 +240,7 @@ def test_without_a_traced_peak_bars_end_before_activations(capsys: pytest.Captur
 
 def test_speed_and_results_stand_beside_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
     results = part(shown(capsys, comparisons.three()), "Speed and results")
-    assert row(results, "adamw")[1:] == ["1.3100", "1.000", "6.1", "0.3049", "0.3549", "0.9000", "0.9200"]
+    assert row(results, "adamw")[1:] == ["1.3100", "1.00", "6.1", "0.3049", "0.3549", "0.9000", "0.9200"]
     assert row(results, "majority class") == ["majority class", "0.6838", "0.8122"]
     assert row(results, "bag of words") == ["bag of words", "0.7034", "0.8032"]
 

@@ -81,6 +81,12 @@ class MemoryPlan(Fact):
     timeline: tuple[TimelinePoint, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def at_peak(self) -> PhaseBytes | None:
+        """Return what is live at the peak; None until activations are traced."""
+        phases = self.first_phases if self.peak_update == "first" else self.phases
+        return phases.get(self.peak_phase) if self.peak_phase else None
+
 
 def exact_plan(
     *,

@@ -18,6 +18,7 @@ from effcli.report.comparison_memory import memory_remarks, memory_table
 from effcli.report.comparison_results import results_remarks, results_table
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.narrow_tables import fitted
+from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.settings import Difference, settings_of
 from effcli.report.text import plain
 from effcli.units import count, format_count, listed
@@ -89,7 +90,9 @@ def _differences(differences: Iterable[Difference]) -> Iterator[RenderableType]:
 
 
 def _by_value(difference: Difference) -> str:
-    values = {value.removeprefix(f"{difference.label} ") or "n/a": names for value, names in difference.values.items()}
+    values = {
+        value.removeprefix(f"{difference.label} ") or NOT_AVAILABLE: names for value, names in difference.values.items()
+    }
     return "; ".join(f"{value}: {', '.join(names)}" for value, names in values.items())
 
 
@@ -103,7 +106,7 @@ def _unfinished(record: ComparisonRecord) -> Table:
         if attempt.status in ("completed", "planned"):
             continue
         run = record.record_of(attempt)
-        done = "n/a" if run is None else format_count(run.history[-1].update if run.history else 0)
+        done = NOT_AVAILABLE if run is None else format_count(run.history[-1].update if run.history else 0)
         of = "" if run is None else f" of {format_count(run.total_updates)}"
         reason = attempt.failure or ("not started" if attempt.status == "missing" else "no reason was recorded")
         table.add_row(plain(attempt.name), str(attempt.seed), attempt.status, f"{done}{of}", plain(reason))

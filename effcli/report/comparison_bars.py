@@ -53,9 +53,7 @@ def memory_bars(record: ComparisonRecord, console: Console) -> Iterator[Renderab
 
 def _parts_at_peak(run: RunRecord) -> tuple[int, ...]:
     """Return weights, gradients, state, and activations with temporaries, in bytes; nothing without a traced peak."""
-    plan = run.optimizer.plan
-    phases = {} if plan is None else plan.first_phases if plan.peak_update == "first" else plan.phases
-    peak = phases.get(plan.peak_phase or "") if plan else None
+    peak = run.optimizer.plan.at_peak if run.optimizer.plan else None
     if peak is None or peak.activations_bytes is None or peak.temporaries_bytes is None:
         return ()
     rest = peak.activations_bytes + peak.temporaries_bytes

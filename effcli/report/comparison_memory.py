@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from effcli.report.layout import ruled_table
+from effcli.report.number_text import NOT_AVAILABLE, ratio
 from effcli.report.rows import runs_on_cuda
 from effcli.report.text import common_unit, in_unit, plain, plus_minus
 from effcli.units import Basis, Category, count, format_count
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord, Summary
     from effcli.measure.record import ProfiledUpdate, RunRecord
 
-NOT_AVAILABLE = "n/a"
 _STATE = ("predicted_state_bytes", "measured_state_bytes")
 _PEAK = ("predicted_peak_allocated_bytes", "peak_allocated_bytes")
 _RESIDENT = "peak_rss_bytes"
@@ -91,11 +91,6 @@ def _cell(line: Summary, key: str, unit: int) -> str:
     return NOT_AVAILABLE if num_bytes is None else amount(num_bytes, unit)
 
 
-def ratio(value: float) -> str:
-    """Return a ratio with three decimals; nothing at all is a bare 0, and nothing else is."""
-    return "<0.001" if 0 < value < 0.0005 else f"{value:,.3f}" if value else "0"
-
-
 def amount(num_bytes: float, unit: int) -> str:
     """Return bytes in a unit with two decimals; what would be 0 by rounding is not."""
     return "<0.01" if 0 < num_bytes < 0.005 * unit else in_unit(round(num_bytes), unit)
@@ -149,7 +144,7 @@ def _predicted(record: ComparisonRecord) -> Iterator[str]:
 def _peak_basis(run: RunRecord) -> str:
     plan = run.optimizer.plan
     if plan is None or plan.peak_allocated_bytes is None:
-        return "n/a (activations could not be traced)"
+        return f"{NOT_AVAILABLE} (activations could not be traced)"
     return plan.basis.get(Category.ACTIVATIONS, Basis.TRACED)
 
 
@@ -184,7 +179,7 @@ def _measured_peak(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
         yield "peak", f"measured: the CPU's allocator during one warm update: {_shape(profiled)}"
     silent = [run for run, found in measured if found.peak_allocated_bytes is None and not runs_on_cuda(run)]
     if silent:
-        yield "peak", "n/a: no update was profiled on this CPU; --profile-memory does that"
+        yield "peak", f"{NOT_AVAILABLE}: no update was profiled on this CPU; --profile-memory does that"
     if any(not runs_on_cuda(run) for run, _ in measured):
         yield "resident", "the most that the whole process held, Python and libraries included"
 

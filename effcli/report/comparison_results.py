@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from effcli.report.comparison_memory import NOT_AVAILABLE, add_lines, ratio
+from effcli.report.comparison_memory import add_lines
 from effcli.report.layout import ruled_table
+from effcli.report.number_text import NOT_AVAILABLE, ratio
 from effcli.report.text import plus_minus
 from effcli.units import format_count
 

@@ -1,4 +1,4 @@
-"""How numbers are written on the page and in pictures."""
+"""How numbers are written: what is not known, what is too small for its unit, ratios, differences."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 
 from effcli.units import format_bytes
 
-NONE = "n/a"
+NOT_AVAILABLE = "n/a"
+"""What stands where there is no number to tell."""
 
 
 def amount(num_bytes: int | None) -> str:
-    """Return bytes with a binary unit; NONE where there are none to tell."""
-    return NONE if num_bytes is None else format_bytes(num_bytes)
+    """Return bytes with a binary unit; NOT_AVAILABLE where there are none to tell."""
+    return NOT_AVAILABLE if num_bytes is None else format_bytes(num_bytes)
 
 
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number to so many significant digits, never in powers of ten where it is between 0.0001 and 1e9."""
     if value is None:
-        return NONE
+        return NOT_AVAILABLE
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -28,12 +29,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a ratio to three significant digits."""
+    """Return a ratio to three significant digits: those of optimizers' states range from 1 to 0.0001."""
     return number(value, 3)
 
 
 def difference(num_bytes: int | None) -> str:
     """Return a difference in bytes with its sign, exact."""
     if num_bytes is None:
-        return NONE
+        return NOT_AVAILABLE
     return "0 B" if num_bytes == 0 else f"{'+' if num_bytes > 0 else '-'}{format_bytes(abs(num_bytes))}"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from effcli.report.bars import stacked_bar
 from effcli.report.layout import fact_grid, ruled_table
+from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.skyline import skyline
 from effcli.report.text import common_unit, in_unit, plain
 from effcli.units import Basis, Category, Phase, format_bytes, format_count
@@ -85,7 +86,7 @@ def peak_facts(plan: MemoryPlan) -> Iterable[tuple[str, str]]:
         yield "context", f"{context}: CUDA itself and the kernels it loads"
         if plan.device_total_bytes is not None:
             yield "device", f"{format_bytes(plan.device_total_bytes)} = reserved + context: what must be free"
-    if (peak := _at_peak(plan)) is not None and peak.total_bytes:
+    if (peak := plan.at_peak) is not None and peak.total_bytes:
         yield "optimizer", _optimizer_share(plan, peak)
 
 
@@ -120,7 +121,7 @@ def phase_table(plan: MemoryPlan) -> Table:
         for phase, parts in phases.items():
             is_peak = phase == plan.peak_phase and name.startswith(plan.peak_update or "later")
             cells = [getattr(parts, f"{category}_bytes") for category in _COLUMNS]
-            numbers = ["n/a" if cell is None else in_unit(cell, unit) for cell in (*cells, parts.total_bytes)]
+            numbers = [NOT_AVAILABLE if cell is None else in_unit(cell, unit) for cell in (*cells, parts.total_bytes)]
             table.add_row(f"{'> ' if is_peak else '  '}{phase}", *numbers, style="bold" if is_peak else "")
         table.add_section()
     if amounts:
@@ -196,11 +197,6 @@ def _optimizer_share(plan: MemoryPlan, peak: PhaseBytes) -> str:
         return f"{share}; 8-bit state would save {saved}"
     why = "activations dominate" if dominate else f"the peak is in the {plan.peak_phase} phase"
     return f"{share}; 8-bit state would barely help, by {saved}: {why}"
-
-
-def _at_peak(plan: MemoryPlan) -> PhaseBytes | None:
-    phases = plan.first_phases if plan.peak_update == "first" else plan.phases
-    return phases.get(plan.peak_phase or "")
 
 
 def _with_basis(plan: MemoryPlan, key: str, num_bytes: int, usual: Basis) -> str:

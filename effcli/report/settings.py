@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.measure.joining import NO_OTHER_RUN, flat_settings, mapping, setting_label, setting_text
+from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.text import parameter_counts, rate
 from effcli.units import count, format_count
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
     from effcli.measure.record import RunRecord
 
-NOT_SAID = "n/a"
 _Read = Callable[["RunRecord"], str]
 
 
@@ -106,7 +106,7 @@ def _batch(run: RunRecord) -> str:
 
 def _device(run: RunRecord) -> str:
     name = run.environment.get("device_name")
-    return f"on {run.environment.get('device', NOT_SAID)}{f' ({name})' if name else ''}"
+    return f"on {run.environment.get('device', NOT_AVAILABLE)}{f' ({name})' if name else ''}"
 
 
 def _learning_rate(run: RunRecord) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from effcli.measure.record import NvmlFacts, RunRecord
 from effcli.report.layout import fact_grid, print_parts, ruled_table
+from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.peak import change_table, peak_facts, phase_table
 from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
 from effcli.report.text import parameter_counts, plain, rate
@@ -26,7 +27,6 @@ from effcli.units import count, format_bytes, format_count
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-NOT_AVAILABLE = "n/a"
 _LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 
 
@@ -126,7 +126,7 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
         yield "total", "a lower bound: activations and temporaries come on top"
     if measured is None:
         if plan is None or plan.peak_allocated_bytes is None:
-            yield "peak", "n/a: activations are not predicted yet; a run measures it"
+            yield "peak", f"{NOT_AVAILABLE}: activations are not predicted yet; a run measures it"
         return
     if (profiled := measured.profiled) is not None:
         shape = f"{count(profiled.rows, 'row')} x {count(profiled.tokens, 'token')}"
@@ -199,7 +199,7 @@ def _results(record: RunRecord) -> Iterable[tuple[str, str]]:
     if record.history:
         first, last = record.history[0], record.history[-1]
         ends = (
-            f"{'n/a' if line.loss is None else f'{line.loss:.4f}'} at update {format_count(line.update)}"
+            f"{NOT_AVAILABLE if line.loss is None else f'{line.loss:.4f}'} at update {format_count(line.update)}"
             for line in (first, last)
         )
         yield "training", f"loss {', '.join(ends)}, lr {rate(last.lr)}"

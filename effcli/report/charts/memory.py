@@ -13,7 +13,6 @@ from effcli.units import Category, Phase, format_bytes
 
 if TYPE_CHECKING:
     from effcli.measure.record import RunRecord
-    from effcli.memory.plan import MemoryPlan, PhaseBytes
 
 SIDES = {"p": "predicted", "m": "measured"}
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
@@ -37,16 +36,9 @@ class Bar:
         return sum(num_bytes for _, num_bytes in self.parts)
 
 
-def peak_of(plan: MemoryPlan | None) -> PhaseBytes | None:
-    """Return the phase that holds the peak of a plan; None where no activations were traced."""
-    if plan is None or plan.peak_phase is None:
-        return None
-    return (plan.first_phases if plan.peak_update == "first" else plan.phases).get(plan.peak_phase)
-
-
 def predicted_bar(run: RunRecord) -> Bar:
     """Return the parts of the planned peak, or what is held before activations where no peak was planned."""
-    peak = peak_of(run.optimizer.plan)
+    peak = run.optimizer.plan.at_peak if run.optimizer.plan else None
     if peak is not None:
         amounts = {category: getattr(peak, f"{category}_bytes") or 0 for category in LAYERS}
         return Bar(side="p", parts=tuple((LAYERS[category][0], amounts[category]) for category in LAYERS))

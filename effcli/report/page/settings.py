@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.names import Named
-from effcli.report.number_text import NONE
+from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.page.shell import escaped
 from effcli.report.page.tables import text_table
 from effcli.report.text import plain
@@ -86,8 +86,8 @@ def _files(record: ComparisonRecord) -> str:
             attempt.name,
             attempt.seed,
             attempt.status,
-            NONE if attempt.exit_code is None else attempt.exit_code,
-            attempt.folder or NONE,
+            NOT_AVAILABLE if attempt.exit_code is None else attempt.exit_code,
+            attempt.folder or NOT_AVAILABLE,
         )
         for attempt in record.attempts
     )

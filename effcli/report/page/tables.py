@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from effcli.report.charts.memory import peak_of
 from effcli.report.charts.names import Named
 from effcli.report.charts.tradeoff import kept_by
-from effcli.report.number_text import NONE, amount, difference, number, ratio
+from effcli.report.number_text import NOT_AVAILABLE, amount, difference, number, ratio
 from effcli.report.page.shell import escaped
 from effcli.report.rows import memory_rows
 from effcli.report.text import common_unit, in_unit, plain
@@ -67,7 +66,7 @@ def _cell(line: Summary, key: str, unit: tuple[int, str] | None, *, first: bool)
     """Return an amount, in the unit of its column, with its deviation over seeds and its ratio to the first name's."""
     value = getattr(line, key)
     if value is None:
-        return f'<td class="none">{NONE}</td>'
+        return f'<td class="none">{NOT_AVAILABLE}</td>'
 
     def written(amount: float, digits: int = 4) -> str:
         if unit is None:
@@ -99,18 +98,19 @@ def memory_table(names: Sequence[Named]) -> str:
 
 
 def _memory_rows(run: RunRecord) -> Iterable[str]:
-    peak = peak_of(run.optimizer.plan)
+    plan = run.optimizer.plan
+    peak = plan.at_peak if plan else None
     for row in memory_rows(run):
         written: Callable[[int | None], str] = _elements if row.in_elements else amount
         gap = row.difference
-        told = difference(gap) if not row.in_elements else NONE if gap is None else f"{gap:+,}" if gap else "0"
+        told = difference(gap) if not row.in_elements else NOT_AVAILABLE if gap is None else f"{gap:+,}" if gap else "0"
         yield _memory_row(row.label, written(row.estimated), row.basis, written(row.measured), told)
-        if row.is_sum and peak is not None and run.optimizer.plan is not None:
+        if row.is_sum and plan is not None and peak is not None:
             for category in Category:
                 held = getattr(peak, f"{category}_bytes")
-                basis = run.optimizer.plan.basis.get(category, "")
-                label = f"{category.replace('_', ' ')} at the peak ({run.optimizer.plan.peak_phase})"
-                yield _memory_row(label, amount(held), basis, NONE, NONE)
+                basis = plan.basis.get(category, "")
+                label = f"{category.replace('_', ' ')} at the peak ({plan.peak_phase})"
+                yield _memory_row(label, amount(held), basis, NOT_AVAILABLE, NOT_AVAILABLE)
 
 
 def _memory_row(label: str, predicted: str, basis: str, measured: str, told: str) -> str:
@@ -119,7 +119,7 @@ def _memory_row(label: str, predicted: str, basis: str, measured: str, told: str
 
 
 def _elements(elements: int | None) -> str:
-    return NONE if elements is None else format_count(elements)
+    return NOT_AVAILABLE if elements is None else format_count(elements)
 
 
 def tradeoff_table(names: Sequence[Named]) -> str:
@@ -129,7 +129,7 @@ def tradeoff_table(names: Sequence[Named]) -> str:
         _row(
             one.named.name,
             number(one.statistics),
-            number(one.bits) if one.statistics else NONE,
+            number(one.bits) if one.statistics else NOT_AVAILABLE,
             amount(one.state_bytes),
             "measured" if one.measured else "predicted",
         )
