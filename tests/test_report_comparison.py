@@ -220,6 +220,19 @@ def test_bars_are_on_one_scale_and_their_parts_are_those_of_the_peak(capsys: pyt
     assert "█ weights  ▓ gradients  ░ state  ▒ activations and temporaries" in bars
 
 
+def test_bars_are_those_of_a_seed_that_completed(capsys: pytest.CaptureFixture[str]) -> None:
+    failed, done = (comparisons.run("adamw", seed) for seed in (42, 43))
+    assert failed.optimizer.plan is not None
+    other = failed.optimizer.model_copy(update={"plan": comparisons.plan(comparisons.KINDS["adafactor"])})
+    record = comparisons.comparison(
+        [failed.model_copy(update={"optimizer": other, "status": "failed", "failure": "stopped"}), done]
+    )
+    bars = part(shown(capsys, record), "At the predicted peak of the largest batch")
+    assert row(bars, "adamw")[-1] == "1,254.73"
+    assert record.run_for("adamw") == done
+    assert record.run_for("lion") is None
+
+
 def test_without_a_traced_peak_bars_end_before_activations(capsys: pytest.CaptureFixture[str]) -> None:
     run = comparisons.planned("adamw")
     exact = exact_plan(

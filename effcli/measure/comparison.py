@@ -84,6 +84,15 @@ class ComparisonRecord(Fact):
         """Return the record of an attempt, None where it left none."""
         return None if attempt.run is None else self.runs[attempt.run]
 
+    def run_for(self, name: str) -> RunRecord | None:
+        """Return the run that stands for a name where one is shown: the first seed that ended well, else the first.
+
+        None where no seed left a record.
+        """
+        known = [attempt for attempt in self.attempts if attempt.name == name and attempt.run is not None]
+        ended = [attempt for attempt in known if attempt.status in ("completed", "planned")]
+        return self.record_of((ended or known)[0]) if known else None
+
 
 def _last_eval(field: str) -> Callable[[RunRecord], float | None]:
     return lambda run: getattr(run.eval[-1], field) if run.eval else None

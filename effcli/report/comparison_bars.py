@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from effcli.report.bars import fills, stacked_bar
-from effcli.report.comparison_memory import amount, first_run
+from effcli.report.comparison_memory import amount
 from effcli.report.layout import ruled_table
 from effcli.report.text import common_unit, plain
 
@@ -26,7 +26,7 @@ _SHORTEST_BAR, _LONGEST_BAR, _LONGEST_NAME = 8, 60, 24
 
 def memory_bars(record: ComparisonRecord, console: Console) -> Iterator[RenderableType]:
     """Yield a bar for each name on one scale: what is live at the predicted peak, or before activations without one."""
-    runs = [(line.name, run) for line in record.summary if (run := first_run(record, line.name)) is not None]
+    runs = [(line.name, run) for line in record.summary if (run := record.run_for(line.name)) is not None]
     at_peak = [(name, _parts_at_peak(run)) for name, run in runs]
     if not all(parts for _, parts in at_peak):
         at_peak = [(name, _parts_before_activations(run)) for name, run in runs]

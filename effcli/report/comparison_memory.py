@@ -22,12 +22,6 @@ _PEAK = ("predicted_peak_allocated_bytes", "peak_allocated_bytes")
 _RESIDENT = "peak_rss_bytes"
 
 
-def first_run(record: ComparisonRecord, name: str) -> RunRecord | None:
-    """Return the record of the first seed of a name that left one."""
-    runs = (record.record_of(attempt) for attempt in record.attempts if attempt.name == name)
-    return next((run for run in runs if run is not None), None)
-
-
 def add_lines(
     table: Table, record: ComparisonRecord, line: Summary, means: Sequence[str], deviations: Sequence[str]
 ) -> None:
@@ -132,7 +126,7 @@ def _ratio_basis(record: ComparisonRecord) -> str:
 
 def _predicted(record: ComparisonRecord) -> Iterator[str]:
     """Yield the basis of states and of peaks, with names where they do not share it."""
-    runs = [(line.name, run) for line in record.summary if (run := first_run(record, line.name)) is not None]
+    runs = [(line.name, run) for line in record.summary if (run := record.run_for(line.name)) is not None]
     states = _by_basis((name, run.optimizer.basis) for name, run in runs)
     peaks = _by_basis((name, _peak_basis(run)) for name, run in runs)
     for what, names in (("state", states), ("peak", peaks)):

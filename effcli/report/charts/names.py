@@ -31,8 +31,8 @@ class Seeded(NamedTuple):
 class Named:
     """One name of a comparison. `key` stands for it in charts, where a name that a user gave could mean something.
 
-    `runs` are those of its seeds that left a record. `run` stands for them where one is shown: the first that
-    finished, else the first; None where there is none.
+    `runs` are those of its seeds that left a record, `run` the one that stands for them where one is shown, None where
+    there is none.
     """
 
     key: str
@@ -41,17 +41,12 @@ class Named:
     dash: tuple[int, ...]
     summary: Summary
     runs: tuple[Seeded, ...]
+    run: RunRecord | None
 
     @property
     def short(self) -> str:
         """Return the name, cut where it would crowd out what it names."""
         return cut(self.name, _SHORT)
-
-    @property
-    def run(self) -> RunRecord | None:
-        """Return the run that stands for all."""
-        runs = [seeded.run for seeded in self.runs]
-        return next((run for run in runs if run.status == "completed"), runs[0] if runs else None)
 
 
 def names_of(record: ComparisonRecord) -> tuple[Named, ...]:
@@ -71,6 +66,7 @@ def names_of(record: ComparisonRecord) -> tuple[Named, ...]:
                     for attempt in attempts
                     if (run := record.record_of(attempt)) is not None
                 ),
+                run=record.run_for(summary.name),
             )
         )
     return tuple(names)
