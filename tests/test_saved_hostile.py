@@ -23,6 +23,8 @@ import torch
 
 from effcli.errors import DataError
 from effcli.saved import read_saved
+from effcli.saved.checks import RefusedPickleError
+from effcli.saved.pickle_reader import Machine
 from tests.checkpoints import Trap
 
 OPTIMIZER = {"state": {0: {"m": torch.ones(3)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
@@ -160,10 +162,11 @@ def test_a_deep_list_and_a_value_passed_again_and_again_end_quickly(tmp_path: Pa
     assert "far more memory" in refused(archive(tmp_path / "b.pt", again))
 
 
-def test_a_pickle_of_endlessly_many_steps_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("effcli.saved.pickle_reader._MAX_STEPS", 1000)
-    path = archive(tmp_path / "o.pt", b"\x80\x02" + b"]" * 1000 + b".")
-    assert "far larger than that of any optimizer" in refused(path)
+def test_a_pickle_of_endlessly_many_steps_is_given_up() -> None:
+    pickled = b"\x80\x02" + b"]" * 1000 + b"."
+    assert Machine({}, {}, max_steps=1002).run(io.BytesIO(pickled)) == []
+    with pytest.raises(RefusedPickleError, match="far larger than that of any optimizer"):
+        Machine({}, {}, max_steps=1001).run(io.BytesIO(pickled))
 
 
 def tensor(storage: str, *, offset: int = 0, shape: Any = (2,), stride: Any = (1,), count: int = 2) -> bytes:

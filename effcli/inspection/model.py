@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from effcli.catalogue import lookup as catalogue
-from effcli.errors import EffcliError, UsageError, nearest
+from effcli.errors import DataError, EffcliError, UsageError, first_line, nearest
 from effcli.inspection.layout import Shape
 from effcli.inspection.weights import Weight, weights_in
 
@@ -42,13 +42,14 @@ class KnownModel:
     """The model in the folder of a state, in the one above, or the one that was named.
 
     `weights` are the tensors of its files by name, `parameters` its parameters in the order of `named_parameters`,
-    empty where that is not known, for the reason `why`.
+    empty where that is not known, for the reason `why`; `unread` says why weights that are there are not among them.
     """
 
     name: str
     weights: Mapping[str, Weight]
     parameters: Sequence[Parameter] = ()
     why: str = ""
+    unread: str = ""
 
 
 def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel | None:
@@ -58,13 +59,13 @@ def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel 
     """
     folder = (path if path.is_dir() else path.parent).absolute()
     for place in (folder, folder.parent):
-        weights = weights_in(place)
+        weights, unread = _weights(place)
         configured = [name for name in ("adapter_config.json", "config.json") if (place / name).is_file()]
-        if weights or configured:
+        if weights or unread or configured:
             break
     else:
         return None
-    beside = KnownModel(name=f"the model in '{place}'", weights=weights)
+    beside = KnownModel(name=f"the model in '{place}'", weights=weights, unread=unread)
     if not order:
         return beside
     if not configured:
@@ -78,6 +79,14 @@ def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel 
         return replace(beside, why=why.rstrip("."))
 
 
+def _weights(folder: Path) -> tuple[Mapping[str, Weight], str]:
+    """Return the weights in a folder, and why there are none where that is for damage."""
+    try:
+        return weights_in(folder), ""
+    except DataError as error:
+        return {}, str(error)
+
+
 def named_model(name: str, path: Path, *, num_parameters: int) -> KnownModel:
     """Return the model that was named, the one beside the state telling which head and which dtypes it has.
 
@@ -85,7 +94,9 @@ def named_model(name: str, path: Path, *, num_parameters: int) -> KnownModel:
         UsageError: it is neither in the catalogue nor on this machine, or cannot be built.
     """
     beside = model_beside(path, order=False, num_parameters=num_parameters)
-    known = KnownModel(name=f"'{name}'", weights=beside.weights if beside else {})
+    known = KnownModel(
+        name=f"'{name}'", weights=beside.weights if beside else {}, unread=beside.unread if beside else ""
+    )
     return _chosen(known, _candidates(name, None, known.weights), num_parameters)
 
 
@@ -207,7 +218,6 @@ def _adapters(
     """
     import torch
 
-    from effcli.errors import first_line
     from effcli.models.flags import quiet_libraries
     from effcli.models.own_code import config_of
     from effcli.models.tasks import default_task, own_task

@@ -52,6 +52,8 @@ def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState], mod
         notes = ("Parameters have their positions for names: no model is beside the state; --model names it.",)
     else:
         names, notes = _from(known, saved.members, told)
+    if known is not None and known.unread:
+        notes = (*notes, f"The weights of {known.name} are left out: {known.unread}.")
     weights = known.weights if known else {}
     parameters = {parameter.name: parameter for parameter in known.parameters} if known else {}
     shapes = {label: told.get(label) or _shape(name, weights, parameters) for label, name in names.items()} | told

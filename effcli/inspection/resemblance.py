@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from effcli.inspection.groups import Group
 from effcli.inspection.layout import SavedState
 from effcli.inspection.look_alike import Fit, fitting
-from effcli.inspection.named_optimizer import Origin, origin_of
+from effcli.inspection.named_optimizer import NamedOptimizer, named_optimizer
 from effcli.inspection.names import Naming
 from effcli.optim import registry
 from effcli.saved import SavedOptimizer
@@ -35,9 +35,9 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
     The run's own settings beside the state, and then the parameter groups, decide between those that keep the same.
     """
     places = (saved.path, saved.path.absolute().parent) if saved.path.is_dir() else (saved.path.parent,)
-    origin = next(filter(None, map(origin_of, places)), None)
+    named = next(filter(None, map(named_optimizer, places)), None)
     if not states:
-        return _of_nothing(saved, origin)
+        return _of_nothing(saved, named)
     if not saved_whole(saved):
         sentence = f"flat pieces of several parameters have no law to compare with; they hold {_keys(states)}"
         return Resemblance(fits=(), sentence=sentence)
@@ -47,10 +47,10 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
     fits = fitting(states, naming.shapes, naming.dtypes, saved.groups)
     if not fits:
         alike = fitting(states, naming.shapes, naming.dtypes, saved.groups, unlikely=True)
-        return Resemblance(fits=(), sentence=_unlisted(states, origin, alike))
-    if origin is not None:  # the one that is named comes first
-        fits = tuple(sorted(fits, key=lambda fit: fit.entry.name != origin.entry.name))
-    return Resemblance(fits=fits, sentence=_sentence(fits, states, origin))
+        return Resemblance(fits=(), sentence=_unlisted(states, named, alike))
+    if named is not None:  # the one that is named comes first
+        fits = tuple(sorted(fits, key=lambda fit: fit.entry.name != named.entry.name))
+    return Resemblance(fits=fits, sentence=_sentence(fits, states, named))
 
 
 def saved_whole(saved: SavedOptimizer) -> bool:
@@ -58,33 +58,33 @@ def saved_whole(saved: SavedOptimizer) -> bool:
     return "DeepSpeed" not in saved.format
 
 
-def _sentence(fits: Sequence[Fit], states: Mapping[str, SavedState], origin: Origin | None) -> str:
+def _sentence(fits: Sequence[Fit], states: Mapping[str, SavedState], named: NamedOptimizer | None) -> str:
     whose = fits[0].entry.name if len(fits) == 1 else f"each of these {len(fits)}"
     held = "the one state holds" if len(states) == 1 else f"the {count(len(states), 'state')} hold"
     parts = [f"{held} what {whose} keeps, to the byte"]
     whole = len(fits[0].kept_whole)
     if whole:
         parts.append(f"{format_count(whole)} of them kept in 32 bit")
-    if origin is not None:
-        agrees = fits[0].entry.name == origin.entry.name
-        parts.append(f"{'and' if agrees else 'but'} {origin.file} names {origin.entry.name}")
+    if named is not None:
+        agrees = fits[0].entry.name == named.entry.name
+        parts.append(f"{'and' if agrees else 'but'} {named.file} names {named.entry.name}")
     elif len(fits) > 1:
         parts.append("and nothing that was saved tells them apart")
     return ", ".join(parts)
 
 
-def _of_nothing(saved: SavedOptimizer, origin: Origin | None) -> Resemblance:
+def _of_nothing(saved: SavedOptimizer, named: NamedOptimizer | None) -> Resemblance:
     """Return what the groups and the run's settings say of an optimizer without state."""
     stateless = _stateless(saved.groups)
     if stateless:
-        said = f", and {origin.file} names {origin.entry.name}" if origin else ""
+        said = f", and {named.file} names {named.entry.name}" if named else ""
         return Resemblance(
             fits=stateless,
             sentence=f"there is no state, and the parameter groups are those of sgd without momentum{said}",
         )
-    named = f"; {origin.file} names {origin.entry.name}" if origin else ""
+    said = f"; {named.file} names {named.entry.name}" if named else ""
     return Resemblance(
-        fits=(), sentence=f"there is no state: it was saved before the first update, or none is kept{named}"
+        fits=(), sentence=f"there is no state: it was saved before the first update, or none is kept{said}"
     )
 
 
@@ -103,12 +103,12 @@ def _untold(unknown: Sequence[str], states: Mapping[str, SavedState]) -> str:
     )
 
 
-def _unlisted(states: Mapping[str, SavedState], origin: Origin | None, alike: Sequence[Fit]) -> str:
+def _unlisted(states: Mapping[str, SavedState], named: NamedOptimizer | None, alike: Sequence[Fit]) -> str:
     if alike:
         names = listed([fit.entry.name for fit in alike], None, last="or")
         return f"the states hold what {names} would keep, {_keys(states)}, but the parameter groups are of another one"
-    named = f"; {origin.file} names {origin.entry.name}, which keeps something else" if origin else ""
-    return f"no optimizer that `effcli optimizers` lists keeps this: the states hold {_keys(states)}{named}"
+    said = f"; {named.file} names {named.entry.name}, which keeps something else" if named else ""
+    return f"no optimizer that `effcli optimizers` lists keeps this: the states hold {_keys(states)}{said}"
 
 
 def _keys(states: Mapping[str, SavedState]) -> str:

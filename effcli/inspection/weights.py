@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+
+from effcli.errors import DataError, first_line
 from effcli.inspection.layout import Shape
+from effcli.saved.mapped import map_file
+from effcli.saved.torch_file import load_torch_file
 
 _SAFE = ("model.safetensors", "adapter_model.safetensors")
 _PICKLED = "pytorch_model.bin"
@@ -24,7 +29,11 @@ class Weight:
 
 
 def weights_in(folder: Path) -> dict[str, Weight]:
-    """Return the tensors of the model files in a folder, of sharded ones too; empty where there are none to read."""
+    """Return the tensors of the model files in a folder, of sharded ones too; empty where there are none.
+
+    Raises:
+        DataError: a file of the model is damaged, or one that its index names is missing.
+    """
     for name in _SAFE:
         files = _files(folder, name)
         if files:
@@ -36,33 +45,28 @@ def _files(folder: Path, name: str) -> list[Path]:
     if (folder / name).is_file():
         return [folder / name]
     index = folder / f"{name}.index.json"
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        shards = sorted({Path(str(shard)).name for shard in json.loads(index.read_bytes())["weight_map"].values()})
-        return [folder / shard for shard in shards if (folder / shard).is_file()]
-    return []
+    if not index.is_file():
+        return []
+    try:
+        shards = {Path(str(shard)).name for shard in json.loads(index.read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"'{index}' is no index of a model's files") from error
+    return [folder / shard for shard in sorted(shards)]
 
 
 def _of_safetensors(path: Path) -> Iterator[tuple[str, Weight]]:
-    from safetensors import SafetensorError, safe_open
-
-    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 - it is no mapping
-            tensor = file.get_slice(key)
-            dtype = str(tensor.get_dtype())
-            yield key, Weight(shape=tuple(tensor.get_shape()), dtype=_DTYPES.get(dtype, dtype))
+    try:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - it is no mapping
+                tensor = file.get_slice(key)
+                dtype = str(tensor.get_dtype())
+                yield key, Weight(shape=tuple(tensor.get_shape()), dtype=_DTYPES.get(dtype, dtype))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"'{path}' is no safetensors file that can be read: {first_line(error)}") from error
 
 
 def _of_pickle(path: Path) -> Iterator[tuple[str, Weight]]:
-    import torch
-
-    from effcli.errors import EffcliError
-    from effcli.saved.mapped import map_file
-    from effcli.saved.torch_file import load_torch_file
-
-    try:
-        tensors = load_torch_file(map_file(path)).value
-    except EffcliError:
-        return
+    tensors = load_torch_file(map_file(path)).value
     for key, tensor in tensors.items() if isinstance(tensors, Mapping) else ():
         if isinstance(tensor, torch.Tensor):
             yield str(key), Weight(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))

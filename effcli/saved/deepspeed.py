@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
+from effcli.saved.checks import RefusedPickleError, checked_size, numel_of
 from effcli.saved.mapped import MappedFile, map_file
 from effcli.saved.optimizer import SavedOptimizer
-from effcli.saved.pickle_reader import RefusedPickleError
 from effcli.saved.state_dicts import plain
-from effcli.saved.tensors import checked_size, numel_of
 from effcli.saved.torch_file import load_torch_file
 from effcli.storage import storages
 from effcli.units import count, format_bytes

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
+from effcli.saved.checks import RefusedPickleError, checked_size, numel_of
 from effcli.saved.mapped import Section, map_file
-from effcli.saved.pickle_reader import RefusedPickleError
 from effcli.saved.stand_ins import SavedObject
-from effcli.saved.tensors import checked_size, numel_of
 from effcli.saved.torch_file import run_pickle
 
 METADATA = ".metadata"

@@ -1,24 +1,31 @@
-"""Reads pickles without running anything they name: a small machine of its own for the opcodes. No torch.
+"""Reads pickles without running anything they name: a small machine of its own for the opcodes.
 
-Python's unpickler, and torch's restricted one, call what they allow. Here every name that a pickle gives becomes a
-`Name`, and only the functions of ours in `known` are ever called. An instance of any other class becomes an object that
-holds its attributes (`effcli.saved.stand_ins`): no code of that class is imported or run.
+Every name that a pickle gives becomes a `Name`, and only the functions of ours in `known` are ever called. An instance
+of any other class becomes an object that holds its attributes (`effcli.saved.stand_ins`): no code of that class is
+imported or run.
+
+Neither of the readers at hand would do. `pickle.Unpickler` (CPython 3.11), even with a `find_class` that finds nothing,
+dies of a key made of deeply nested tuples and sets aside gigabytes for a memo with one large index. torch's
+`weights_only` (2.13) reads no class that was not imported and allowed before, and maps no archive that lies within
+another file, as those of distributed checkpoints do.
 """
 
 from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import IO, Any
 
+from effcli.saved.checks import RefusedPickleError, checked_key
 from effcli.saved.safe_text import safe
 from effcli.saved.stand_ins import SavedObject, held
 
 MAX_PICKLE_BYTES = 256 << 20
 """A larger pickle is not read: the one of a thousand parameters takes under a megabyte, tensors lie outside it."""
 
-_MAX_KEY_DEPTH = 8  # the hash of nested tuples recurses in C, without a check
-_MAX_STEPS = 10_000_000  # each may make an object of 60 bytes and takes a microsecond
+MAX_STEPS = 10_000_000
+"""Each may make an object of 60 bytes, and takes a microsecond."""
 _MAX_NUMBER_BITS = 512
 _VALUES = frozenset(
     ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
@@ -27,12 +34,10 @@ _VALUES = frozenset(
 )  # fmt: skip
 """Opcodes that push their argument."""
 _FIXED = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_NEW: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+_PASSED_OVER = ("PROTO", "FRAME")
 _MARK = object()
 _DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, RuntimeError)
-
-
-class RefusedPickleError(Exception):
-    """A pickle asks for something that is never done, or is no pickle; the text says what."""
 
 
 class _Bounded:
@@ -57,20 +62,28 @@ class Name:
         self.text = text
 
 
-Known = Mapping[str, Callable[..., Any]]
-
-
 class Machine:
     """Runs the opcodes of one pickle over a stack and a memo.
 
     `known` are the only functions that are called, by the name that pickles give them; `constants` the values of other
-    names; `storage` turns the persistent id of a tensor's storage into what the functions take.
+    names; `storage` turns the persistent id of a tensor's storage into what the functions take. `unknown` says what
+    stands for a call of anything else, by its arguments; without it such a call is refused.
     """
 
-    def __init__(self, known: Known, constants: Mapping[str, Any], storage: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, Callable[..., Any]],
+        constants: Mapping[str, Any],
+        storage: Callable[[Any], Any] | None = None,
+        *,
+        unknown: Callable[[tuple[Any, ...]], Any] | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
         self._known = known
         self._constants = constants
         self._storage = storage
+        self._unknown = unknown
+        self._max_steps = max_steps
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._room = 0
@@ -89,7 +102,7 @@ class Machine:
         try:
             for opcode, argument, _ in pickletools.genops(bounded):
                 steps += 1
-                if steps > _MAX_STEPS or file.tell() - start > MAX_PICKLE_BYTES:
+                if steps > self._max_steps or file.tell() - start > MAX_PICKLE_BYTES:
                     raise RefusedPickleError("its pickle is far larger than that of any optimizer")
                 if opcode.name == "STOP":
                     return self._stack.pop()
@@ -116,82 +129,63 @@ class Machine:
             self._memo[len(self._memo)] = stack[-1]
         elif name in _FIXED:
             stack.append(_FIXED[name])
-        else:
-            action = getattr(self, f"_{name.lower()}", None)
-            if action is None:
-                raise RefusedPickleError(f"its pickle uses {name}, which tensors and plain values don't need")
-            action(argument)
+        elif name in _NEW:
+            stack.append(_NEW[name]())
+        elif name in _ACTIONS:
+            _ACTIONS[name](self)
+        elif name == "GLOBAL":
+            self._push_name(argument.replace(" ", ".", 1))
+        elif name not in _PASSED_OVER:
+            raise RefusedPickleError(f"its pickle uses {name}, which tensors and plain values don't need")
 
-    def _proto(self, _: Any) -> None: ...
-
-    def _frame(self, _: Any) -> None: ...
-
-    def _mark(self, _: Any) -> None:
+    def _mark(self) -> None:
         self._stack.append(_MARK)
 
-    def _pop(self, _: Any) -> None:
+    def _pop(self) -> None:
         self._stack.pop()
 
-    def _pop_mark(self, _: Any) -> None:
+    def _pop_mark(self) -> None:
         self._marked()
 
-    def _empty_list(self, _: Any) -> None:
-        self._stack.append([])
-
-    def _empty_dict(self, _: Any) -> None:
-        self._stack.append({})
-
-    def _empty_set(self, _: Any) -> None:
-        self._stack.append(set())
-
-    def _list(self, _: Any) -> None:
+    def _list(self) -> None:
         self._stack.append(self._marked())
 
-    def _tuple(self, _: Any) -> None:
+    def _tuple(self) -> None:
         self._stack.append(tuple(self._marked()))
 
-    def _tuple1(self, _: Any) -> None:
-        self._stack[-1:] = [tuple(self._stack[-1:])]
+    def _tuple_of(self, length: int) -> None:
+        self._stack[-length:] = [tuple(self._stack[-length:])]
 
-    def _tuple2(self, _: Any) -> None:
-        self._stack[-2:] = [tuple(self._stack[-2:])]
-
-    def _tuple3(self, _: Any) -> None:
-        self._stack[-3:] = [tuple(self._stack[-3:])]
-
-    def _dict(self, _: Any) -> None:
+    def _dict(self) -> None:
         items = self._marked()
         self._stack.append({})
         self._set(items)
 
-    def _append(self, _: Any) -> None:
+    def _append(self) -> None:
         item = self._stack.pop()
         self._extend([item])
 
-    def _appends(self, _: Any) -> None:
+    def _appends(self) -> None:
         self._extend(self._marked())
 
-    def _setitem(self, _: Any) -> None:
+    def _setitem(self) -> None:
         value, key = self._stack.pop(), self._stack.pop()
         self._set([key, value])
 
-    def _setitems(self, _: Any) -> None:
+    def _setitems(self) -> None:
         self._set(self._marked())
 
-    def _additems(self, _: Any) -> None:
+    def _additems(self) -> None:
         items = self._marked()
         target = self._stack[-1]
         if type(target) is not set:
             raise RefusedPickleError("its pickle adds to something that is no set")
         target.update(checked_key(item) for item in items)
 
-    def _frozenset(self, _: Any) -> None:
+    def _frozenset(self) -> None:
         self._stack.append(frozenset(checked_key(item) for item in self._marked()))
 
-    def _global(self, argument: str) -> None:
-        self._push_name(argument.replace(" ", ".", 1))
-
-    def _stack_global(self, _: Any) -> None:
+    def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise RefusedPickleError("its pickle names a global by something that is no text")
@@ -202,7 +196,7 @@ class Machine:
             text = f"builtins.{text.removeprefix('__builtin__.')}"
         self._stack.append(self._constants[text] if text in self._constants else Name(text))
 
-    def _reduce(self, _: Any) -> None:
+    def _reduce(self) -> None:
         arguments = self._stack.pop()
         function = self._stack.pop()
         if not isinstance(arguments, tuple):
@@ -215,20 +209,23 @@ class Machine:
         Raises:
             RefusedPickleError: `function` is none of them.
         """
-        if not isinstance(function, Name):
+        name = function.text if isinstance(function, Name) else None
+        if name not in self._known and self._unknown is not None:
+            return self._unknown(arguments)
+        if name is None:
             raise RefusedPickleError("its pickle calls something that is no function")
-        if function.text not in self._known:
-            raise RefusedPickleError(f"it asks to run '{safe(function.text, 80)}'")
+        if name not in self._known:
+            raise RefusedPickleError(f"it asks to run '{safe(name, 80)}'")
         self._room -= sum(len(argument) for argument in arguments if isinstance(argument, str | bytes | list | dict))
         if self._room < 0:  # a value that is passed again and again takes the memory of many
             raise RefusedPickleError("it would take far more memory than its size")
-        return self._known[function.text](*arguments)
+        return self._known[name](*arguments)
 
-    def _newobj(self, _: Any) -> None:
+    def _newobj(self) -> None:
         arguments = self._stack.pop()
         self._stack.append(self._new(self._stack.pop(), arguments, {}))
 
-    def _newobj_ex(self, _: Any) -> None:
+    def _newobj_ex(self) -> None:
         keywords, arguments = self._stack.pop(), self._stack.pop()
         self._stack.append(self._new(self._stack.pop(), arguments, keywords))
 
@@ -241,7 +238,7 @@ class Machine:
         attributes = {**keywords, **({"arguments": arguments} if arguments else {})}
         return held(cls.text, SavedObject, attributes)
 
-    def _build(self, _: Any) -> None:
+    def _build(self) -> None:
         state = self._stack.pop()
         target = self._stack[-1]
         if isinstance(target, SavedObject):
@@ -251,7 +248,7 @@ class Machine:
         elif type(target) is not dict:  # attributes of an OrderedDict say nothing here
             raise RefusedPickleError("its pickle sets attributes of something that is no object")
 
-    def _binpersid(self, _: Any) -> None:
+    def _binpersid(self) -> None:
         if self._storage is None:
             raise RefusedPickleError("its pickle refers to something outside it")
         self._stack.append(self._storage(self._stack.pop()))
@@ -279,15 +276,14 @@ class Machine:
             target[checked_key(key)] = value
 
 
-def checked_key(key: Any, depth: int = 0) -> Any:
-    """Return a key of a mapping.
-
-    Raises:
-        RefusedPickleError: it is nested deeper than any real one.
-    """
-    if isinstance(key, tuple):
-        if depth > _MAX_KEY_DEPTH:
-            raise RefusedPickleError("a key in its pickle is nested too deeply")
-        for part in key:
-            checked_key(part, depth + 1)
-    return key
+_ACTIONS: dict[str, Callable[[Machine], None]] = {
+    "MARK": Machine._mark, "POP": Machine._pop, "POP_MARK": Machine._pop_mark,
+    "LIST": Machine._list, "TUPLE": Machine._tuple, "DICT": Machine._dict, "FROZENSET": Machine._frozenset,
+    "TUPLE1": partial(Machine._tuple_of, length=1), "TUPLE2": partial(Machine._tuple_of, length=2),
+    "TUPLE3": partial(Machine._tuple_of, length=3),
+    "APPEND": Machine._append, "APPENDS": Machine._appends, "ADDITEMS": Machine._additems,
+    "SETITEM": Machine._setitem, "SETITEMS": Machine._setitems,
+    "STACK_GLOBAL": Machine._stack_global, "REDUCE": Machine._reduce, "NEWOBJ": Machine._newobj,
+    "NEWOBJ_EX": Machine._newobj_ex, "BUILD": Machine._build, "BINPERSID": Machine._binpersid,
+}  # fmt: skip
+"""Opcode that takes its arguments from the stack -> what it does. One that is missing is refused."""

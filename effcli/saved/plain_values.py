@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from effcli.saved.pickle_reader import RefusedPickleError, checked_key
+from effcli.saved.checks import RefusedPickleError, checked_key
 
 _DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}|\?")
 

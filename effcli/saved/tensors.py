@@ -6,20 +6,17 @@ Their signatures are those of `torch._utils` (2.13), under whose names pickles a
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from effcli.saved.pickle_reader import Machine, Name, RefusedPickleError
+from effcli.saved.checks import RefusedPickleError, checked_size, numel_of
+from effcli.saved.pickle_reader import Machine, Name
 from effcli.saved.plain_values import NUMPY
 from effcli.saved.stand_ins import stand_in
 
-_MOST_DIMENSIONS = 64  # torch has no more
-_TOO_LARGE = 1 << 62
-"""What no number of elements, offset or stride reaches: in bytes they would no longer fit 64 bits."""
 _STORAGE_TYPES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
@@ -88,28 +85,6 @@ def saved_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, inner: M
         taken = key.startswith("__") or inspect.isdatadescriptor(getattr(torch.Tensor, key, None))
         vars(tensor)[f"of{key}" if taken else key] = value
     return tensor
-
-
-def numel_of(shape: Any) -> int:
-    """Return the number of elements of a shape out of a pickle.
-
-    Raises:
-        RefusedPickleError: it is no shape, or one that no tensor can have.
-    """
-    if not isinstance(shape, tuple) or len(shape) > _MOST_DIMENSIONS:
-        raise RefusedPickleError("it holds a tensor of an impossible shape")
-    return checked_size(math.prod(map(checked_size, shape)))
-
-
-def checked_size(number: Any) -> int:
-    """Return a length, an offset or a stride out of a pickle.
-
-    Raises:
-        RefusedPickleError: it is no whole number, negative, or larger than that of any tensor.
-    """
-    if type(number) is not int or not 0 <= number < _TOO_LARGE:
-        raise RefusedPickleError("it holds a tensor of an impossible shape")
-    return number
 
 
 def view(saved: Any, offset: Any, shape: Any, stride: Any, dtype: Any = None) -> torch.Tensor:

@@ -10,10 +10,11 @@ import torch
 
 from effcli.errors import DataError
 from effcli.saved.archive import ZIP_START, Archive, Place, read_archive
+from effcli.saved.checks import RefusedPickleError, checked_size
 from effcli.saved.mapped import MappedFile, Section
-from effcli.saved.pickle_reader import MAX_PICKLE_BYTES, Machine, RefusedPickleError
+from effcli.saved.pickle_reader import MAX_PICKLE_BYTES, Machine
 from effcli.saved.safe_text import safe
-from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, checked_size, tensor_functions
+from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, tensor_functions
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 """First pickle of the format before the zip archives (torch/serialization.py, `MAGIC_NUMBER`)."""
