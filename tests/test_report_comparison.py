@@ -411,3 +411,16 @@ def test_a_note_that_not_all_runs_have_says_whose_it_is(capsys: pytest.CaptureFi
     text = shown(capsys, comparisons.comparison([*runs[:2], own]))
     assert "note        adam8bit: 15 tensors in 8 bit" in text
     assert text.count("All weights are random") == 1
+
+
+def test_a_note_of_one_seed_says_of_which_and_one_of_all_seeds_of_a_name_says_the_name_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [comparisons.run(name, seed) for name in ("adamw", "adafactor") for seed in (42, 43)]
+    notes = (("slow", "warm"), ("warm",), (), ())
+    record = comparisons.comparison(
+        [run.model_copy(update={"notes": own}) for run, own in zip(runs, notes, strict=True)], notes=()
+    )
+    text = shown(capsys, record)
+    assert "note        adamw, seed 42: slow\n" in text
+    assert "note        adamw: warm\n" in text

@@ -18,6 +18,7 @@ from effcli.report.comparison_memory import memory_remarks, memory_table
 from effcli.report.comparison_results import results_remarks, results_table
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.narrow_tables import fitted
+from effcli.report.notes import notes_of
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.settings import Difference, settings_of
 from effcli.report.text import plain
@@ -48,7 +49,7 @@ def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool
         fact_grid(_to_type(record)),
     ]
     if notes:
-        parts.append(fact_grid(("note", note) for note in _notes(record)))
+        parts.append(fact_grid(("note", note) for note in notes_of(record)))
     print_parts(parts, console)
 
 
@@ -125,18 +126,3 @@ def _folder(record: ComparisonRecord) -> str | None:
     """Return the folder of the comparison, in which those of its runs lie; None where no run says where it is."""
     out = next((run.environment["out"] for run in record.runs if run.environment.get("out")), None)
     return None if out is None else str(Path(str(out)).parent)
-
-
-def _notes(record: ComparisonRecord) -> Iterable[str]:
-    """Return what the comparison and its runs said, once each; what not all runs said begins with who did."""
-    said: dict[str, dict[str, None]] = {}
-    for attempt in record.attempts:
-        for note in run.notes if (run := record.record_of(attempt)) else ():
-            said.setdefault(note, {})[attempt.name] = None
-    names = {attempt.name for attempt in record.attempts if attempt.run is not None}
-    own = [
-        note if names == set(who) else f"{', '.join(who)}: {note}"
-        for note, who in said.items()
-        if note not in record.notes
-    ]
-    return (*record.notes, *own)

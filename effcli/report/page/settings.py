@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.names import Named
+from effcli.report.notes import notes_of
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.page.shell import escaped
 from effcli.report.page.tables import text_table
-from effcli.report.text import plain
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
-    from effcli.measure.record import RunRecord
 
 _UNSET = "-"
 _TOLD_BY_FILES = ("output.out", "out")
@@ -37,7 +36,7 @@ def settings_section(record: ComparisonRecord, names: Sequence[Named]) -> Iterab
             every = f"{title} of {'every run' if len(runs) > 1 else 'the run'}"
             yield f"<details><summary>{every}</summary>{text_table(every, ('setting', 'value'), shared)}</details>"
     yield f"<details><summary>Files</summary>{_files(record)}</details>"
-    notes = list(_notes(record, runs))
+    notes = notes_of(record)
     if notes:
         yield "<h3>Notes</h3>"
         yield f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>'
@@ -92,12 +91,3 @@ def _files(record: ComparisonRecord) -> str:
         for attempt in record.attempts
     )
     return text_table("Files", ("optimizer", "seed", "status", "exit code", "folder"), rows)
-
-
-def _notes(record: ComparisonRecord, runs: Sequence[tuple[str, RunRecord]]) -> Iterable[str]:
-    """Yield the comparison's notes, then those of runs; one that not all runs have says whose it is."""
-    yield from map(plain, record.notes)
-    said = dict.fromkeys(note for _, run in runs for note in run.notes if note not in record.notes)
-    for note in said:
-        whose = [label for label, run in runs if note in run.notes]
-        yield plain(note) if len(whose) == len(runs) else f"{'; '.join(whose)}: {plain(note)}"
