@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 PREPARATION = (
-    "effcli.cli.app", "effcli.pipeline.training", "effcli.data.source", "effcli.data.tokenise", "effcli.data.tokenizer",
-    "effcli.data.files", "effcli.report.output", "effcli.report.progress", "sklearn.metrics", "datasets",
-    "transformers.models.distilbert.modeling_distilbert",
+    "effcli.cli.app", "effcli.pipeline.running.training", "effcli.data.source", "effcli.data.tokenise",
+    "effcli.data.tokenizer", "effcli.data.files", "effcli.report.output", "effcli.report.progress", "sklearn.metrics",
+    "datasets", "transformers.models.distilbert.modeling_distilbert",
 )  # fmt: skip
 """What a run imports whatever its settings are."""
 

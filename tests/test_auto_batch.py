@@ -17,7 +17,7 @@ from transformers import DistilBertForSequenceClassification
 from effcli.data.fingerprint import fingerprint
 from effcli.measure.record import BatchSizes
 from effcli.pipeline import prepare
-from effcli.pipeline.auto_batch import smaller
+from effcli.pipeline.running.auto_batch import smaller
 from tests.commands import csv_file, effcli, same_weights, saved_weights, untimed
 from tests.full_memory import CUDA_ALLOCATOR, cuda_error, no_memory_above, no_memory_in
 from tests.jobs import ONE_FAST_ENGINE

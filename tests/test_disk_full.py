@@ -20,7 +20,7 @@ from effcli.engines import checkpoint
 from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointStore, restore
 from effcli.errors import TrainingFailedError, WriteError, chain
 from effcli.files import DRAFT, refused_write, write_bytes, write_folder
-from effcli.pipeline.guards import explained_saving, explained_write_failure
+from effcli.pipeline.running.guards import explained_saving, explained_write_failure
 from tests.checkpoints import progress_after
 from tests.commands import same_weights
 from tests.small_disks import files_of_at_most, on_a_disk_of

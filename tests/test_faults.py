@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from effcli.data.batches import Collator
 from effcli.engines import checkpoint
-from effcli.pipeline import run as run_module
+from effcli.pipeline.running import run as run_module
 from tests.commands import Result, effcli, same_weights, saved_weights, untimed
 from tests.jobs import ENGINES
 from tests.small_disks import files_of_at_most, small_disk
@@ -121,7 +121,7 @@ def test_a_record_that_cannot_be_written_at_the_end_is_an_error_and_the_model_is
 def test_a_recipe_that_cannot_be_written_stops_the_run_before_its_first_update(
     run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from effcli.pipeline import training
+    from effcli.pipeline.running import training
 
     limited(monkeypatch, training, "write_recipe", num_bytes=100)
     failed = effcli(*run)

@@ -17,7 +17,7 @@ from effcli.engines.base import UpdateResult
 from effcli.engines.session import SKIPPED_IN_A_ROW, TrainingSession
 from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import TrainingFailedError
-from effcli.pipeline import run as run_module
+from effcli.pipeline.running import run as run_module
 from effcli.report.progress import QuietProgress
 from tests.commands import effcli, same_weights, saved_weights, untimed
 from tests.jobs import ENGINES

@@ -14,7 +14,7 @@ import torch
 
 from effcli.errors import OutOfMemoryError
 from effcli.measure.record import BatchSizes, Change, OutOfMemoryFacts
-from effcli.pipeline.guards import explained_out_of_memory
+from effcli.pipeline.running.guards import explained_out_of_memory
 from tests.commands import effcli
 from tests.full_memory import CPU_ALLOCATOR, CUDA_ALLOCATOR, no_memory_above, no_memory_in
 
@@ -155,8 +155,8 @@ def test_memory_that_runs_out_while_the_model_is_loaded_touches_no_folder(
 
 def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_where_all_are_not() -> None:
     from effcli.memory.plan import MemoryPlan
-    from effcli.pipeline.out_of_memory import training_advice
     from effcli.pipeline.run_plan import FailurePlan
+    from effcli.pipeline.running.out_of_memory import training_advice
 
     def change(flags: str, peak: int) -> Change:
         return Change(name="", flags=flags, peak_allocated_bytes=peak, saved_bytes=1000 - peak, peak_phase="step")

@@ -22,7 +22,7 @@ from effcli.engines.window_schedule import Position, WindowSchedule
 from effcli.measure.profiled import NUM_POINTS, NotRecordedError, UpdateProfiler
 from effcli.optim import registry
 from effcli.optim.groups import decay_groups
-from effcli.pipeline.profiled_window import MicroBatch, batch_bytes, choose_window
+from effcli.pipeline.running.profiled_window import MicroBatch, batch_bytes, choose_window
 from effcli.report.progress import QuietProgress
 from tests.commands import csv_file, data_flags, effcli, same_weights, saved_weights, untimed
 from tests.full_memory import no_memory_in

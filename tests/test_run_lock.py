@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from effcli.errors import UsageError
-from effcli.pipeline import training
+from effcli.pipeline.running import training
 from effcli.run_lock import LOCK, RunLock
 from tests.commands import effcli
 

@@ -175,7 +175,7 @@ def test_a_signal_before_the_first_update_lets_one_be_made_and_a_second_one_none
 
 def test_a_signal_after_the_last_update_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags, progress = settings(tmp_path, "o", {}), Told()
-    from effcli.pipeline import run
+    from effcli.pipeline.running import run
 
     save = run.save_model
     monkeypatch.setattr(run, "save_model", lambda *given: (send(signal.SIGTERM), save(*given)))
@@ -189,7 +189,7 @@ def test_a_run_that_was_stopped_while_its_model_was_saved_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = settings(tmp_path, "o", {})
-    from effcli.pipeline import run
+    from effcli.pipeline.running import run
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "save_model", lambda *given: send(signal.SIGINT, signal.SIGINT))

@@ -94,9 +94,8 @@ class UpdateProfiler:
             self._profile = None
             raise NotRecordedError(f"torch's profiler did not start: {error}") from error
         with _unheard():
-            del (
-                unknown
-            )  # the first block freed that the allocator does not know, which it says; the next 999 it does not
+            # The first block freed that the allocator does not know, which it says; the next 999 it does not.
+            del unknown
 
     def stop(self) -> Recorded:
         """Return what was recorded since the start.

@@ -101,9 +101,9 @@ def train(
     `stop_after_updates` stops as a signal would, after that update of the run.
 
     Raises:
-        EffcliError: see `effcli.pipeline.training.train`.
+        EffcliError: see `effcli.pipeline.running.training.train`.
     """
-    from effcli.pipeline import training
+    from effcli.pipeline.running import training
 
     return training.train(
         spec, progress=progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates

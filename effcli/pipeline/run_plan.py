@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from effcli.engines.base import Progress
     from effcli.measure.record import Doing, OutOfMemoryFacts
     from effcli.pipeline.prepare import Prepared
-    from effcli.pipeline.profiled_window import MicroBatch, Window
+    from effcli.pipeline.running.profiled_window import MicroBatch, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

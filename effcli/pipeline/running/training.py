@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
 from effcli.measure.record import OutOfMemoryFacts, RunRecord
-from effcli.pipeline.auto_batch import smaller, with_sizes
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
-from effcli.pipeline.guards import explained_out_of_memory, free_memory
-from effcli.pipeline.out_of_memory import RunOutOfMemoryError, explained, going_on, loading_facts, where
 from effcli.pipeline.prepare import Prepared, prepare
-from effcli.pipeline.resuming import Start, find_start
-from effcli.pipeline.run import Run
 from effcli.pipeline.run_plan import RunPlanner
+from effcli.pipeline.running.auto_batch import smaller, with_sizes
+from effcli.pipeline.running.guards import explained_out_of_memory, free_memory
+from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError, explained, going_on, loading_facts, where
+from effcli.pipeline.running.resuming import Start, find_start
+from effcli.pipeline.running.run import Run
 from effcli.pipeline.verdicts import peak_sentences
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, dated_name, open_run_folder

@@ -65,8 +65,9 @@ def choose_window(
     """Return the update with the largest micro-batch, of those after the first that this process makes.
 
     Of equally large ones, a micro-batch with others before it in its window comes first, since gradients live then;
-    after that one past the first steps of the run, and then the earliest. `lengths` are the tokens of each row, in seq2seq those of its target too. None where there
-    is one update, or less. At most the first epochs of many are searched.
+    after that one past the first steps of the run, and then the earliest. `lengths` are the tokens of each row, in
+    seq2seq those of its target too. None where there is one update, or less. At most the first epochs of many are
+    searched.
     """
     best: tuple[int, _Epoch, int] | None = None
     for epoch in _epochs(sampler, lengths, schedule, start_update=start_update, total_updates=total_updates):
@@ -113,7 +114,7 @@ class _Epoch:
     num_batches: int
 
     def ranks(self) -> np.ndarray[Any, Any]:
-        """Return how much each is to be preferred: four times its size, 2 for gradients that live, 1 for a late step."""
+        """Return how much each is preferred: four times its size, 2 for gradients that live, 1 for a late step."""
         places = np.arange(len(self.rows))
         is_late = self.first_update + places // self.accum > _COLD_STEPS
         ranks: np.ndarray[Any, Any] = 4 * self.rows * sum(self.longest) + 2 * (places % self.accum > 0) + is_late

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line
 from effcli.files import NO_ROOM, refused_write
 from effcli.models.finite import first_not_finite
-from effcli.pipeline.out_of_memory import RunOutOfMemoryError
+from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
 
 if TYPE_CHECKING:
     import torch

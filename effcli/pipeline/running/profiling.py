@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.data.order import row_lengths
 from effcli.measure.profiled import NotRecordedError, Recorded, UpdateProfiler
 from effcli.measure.record import ProfiledUpdate
-from effcli.pipeline.profiled_window import Window, batch_bytes, choose_window
+from effcli.pipeline.running.profiled_window import Window, batch_bytes, choose_window
 
 if TYPE_CHECKING:
     import torch

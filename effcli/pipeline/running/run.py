@@ -35,7 +35,8 @@ from effcli.models.lora import save_model
 from effcli.optim.learning_rate import current_lr
 from effcli.optim.modes import evaluation_weights
 from effcli.pipeline.build import Built, build_scheduler
-from effcli.pipeline.guards import (
+from effcli.pipeline.prepare import Prepared
+from effcli.pipeline.running.guards import (
     broken_gradient,
     explained_failure,
     explained_out_of_memory,
@@ -43,12 +44,11 @@ from effcli.pipeline.guards import (
     explained_write_failure,
     refuse_weights_that_are_not_finite,
 )
-from effcli.pipeline.measured import eval_facts, measured
-from effcli.pipeline.out_of_memory import facts_of
-from effcli.pipeline.prepare import Prepared
-from effcli.pipeline.profiling import PlanWindow, Profiling
-from effcli.pipeline.resuming import Start, saved_state
-from effcli.pipeline.scoring import scoring
+from effcli.pipeline.running.measured import eval_facts, measured
+from effcli.pipeline.running.out_of_memory import facts_of
+from effcli.pipeline.running.profiling import PlanWindow, Profiling
+from effcli.pipeline.running.resuming import Start, saved_state
+from effcli.pipeline.running.scoring import scoring
 from effcli.run_folder import RunFolder
 from effcli.tracking.tracking import Tracking
 
