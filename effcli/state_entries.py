@@ -93,7 +93,7 @@ def tally(states: Iterable[tuple[str, Any]], weights: Iterable[torch.Tensor] = (
     """
     counted = Tally()
     for owner, state in states:
-        for key, value in _keys(state):
+        for key, value in entries_of(state):
             for part, leaf in leaves(value, key):
                 counted.add(owner, key, part, leaf)
     for weight in weights:
@@ -102,14 +102,14 @@ def tally(states: Iterable[tuple[str, Any]], weights: Iterable[torch.Tensor] = (
     return counted
 
 
-def _keys(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the top-level entries of one state; a state that is no mapping is one entry."""
+def entries_of(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of one state, those that bitsandbytes nests among the others; one that is no mapping is one."""
     if not isinstance(state, Mapping):
         yield "state", state
         return
     for key, value in state.items():
         if key == _WRAPPED_BY_BITSANDBYTES:
-            yield from _keys(value)
+            yield from entries_of(value)
         else:
             yield label(key, "state"), value
 

@@ -83,6 +83,12 @@ def test_without_the_parameters_shapes_stage_3_counts_by_partition(tmp_path: Pat
     complete = inspect_states(read_saved(WRITTEN / "stage3").states.items())
     assert inspect_states(found.states.items()).tensors == complete.tensors
     assert any("amounts are by partition" in note for note in found.notes)
+    assert not any("left out" in note for note in found.notes)
+    (tmp_path / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_text("no shapes")
+    assert any(
+        "parameters' shapes is left out" in note and "model_states.pt' is no file that torch.save wrote" in note
+        for note in read_saved(tmp_path).notes
+    )
 
 
 def shard(state: Any, **more: Any) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from effcli.errors import DataError
+from effcli.measure.inspection_record import SavedValues
 from effcli.measure.optimizer_size import inspect_optimizer, inspect_states
 from effcli.optim.registry import entries, find
-from effcli.saved import SavedOptimizer, TensorValues, read_saved, values_of
+from effcli.saved import SavedOptimizer, read_saved, values_of
 from effcli.spec import OptimSpec
 from effcli.storage import leaves
 from tests.tiny_models import stepped, tiny_gpt2
@@ -38,7 +39,7 @@ def adamw(**options: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def values(found: SavedOptimizer, pattern: str) -> dict[str, TensorValues]:
+def values(found: SavedOptimizer, pattern: str) -> dict[str, SavedValues]:
     return {f"{each.parameter}.{each.key}": each for each in values_of(found, pattern)}
 
 

@@ -1,4 +1,4 @@
-"""What saved parameter groups say of the optimizer, where several keep the same state. No torch."""
+"""What saved parameter groups say of the optimizer, where several keep the same state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each parameter's saved state holds, key by key, and the parameter's shape as its state tells it. Needs torch."""
+"""What each parameter's saved state holds, key by key, and the parameter's shape as its state tells it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from effcli.state_entries import tally
+from effcli.state_entries import entries_of, tally
 from effcli.units import DTYPE_BYTES, Role, StateAmount
 
 Shape = tuple[int, ...]
 
-_WRAPPED = "__bnb_optimizer_quant_state__"
 _NUMBERS = ("step", "RMS", "mu_product", "eta", "mu", "unorm_vec")
 """Keys of single numbers beside statistics that have the parameter's shape."""
 _FACTORS = (("exp_avg_sq_row", "exp_avg_sq_col", False), ("row_var", "col_var", True))
@@ -53,7 +52,7 @@ def saved_states(states: Mapping[str, Any], *, whole: bool = True) -> dict[str, 
     found: dict[str, SavedState] = {}
     for (owner, key), entry in counted.entries.items():
         if owner not in found:
-            flat = flattened(states[owner])
+            flat = dict(entries_of(states[owner]))
             found[owner] = SavedState(
                 label=owner,
                 shape=parameter_shape(flat) if whole else None,
@@ -75,17 +74,8 @@ def saved_states(states: Mapping[str, Any], *, whole: bool = True) -> dict[str, 
     return found
 
 
-def flattened(state: Any) -> dict[str, Any]:
-    """Return the entries of one state, those that bitsandbytes nests among the others."""
-    if not isinstance(state, Mapping):
-        return {"state": state}
-    nested = state.get(_WRAPPED)
-    own = {str(key): value for key, value in state.items() if key != _WRAPPED}
-    return {**own, **flattened(nested)} if isinstance(nested, Mapping) else own
-
-
 def parameter_shape(state: Mapping[str, Any]) -> Shape | None:
-    """Return the shape of the parameter that a flattened state belongs to; None where it does not tell it.
+    """Return the shape of the parameter that a state with these entries belongs to; None where it does not tell it.
 
     Statistics of one shape, and no others, have the parameter's; else the statistic that has it is known by its key.
     """

@@ -1,4 +1,4 @@
-"""Which optimizer a saved state looks like: the one whose law says what every parameter's state holds. No torch.
+"""Which optimizer a saved state looks like: the one whose law says what every parameter's state holds.
 
 An optimizer fits where its law, applied to the shape of each parameter, gives the same keys, elements and bytes as are
 saved. Three things are tried in turn: the optimizer's defaults, what the parameter groups say, and, for optimizers that

@@ -1,4 +1,4 @@
-"""The model that a saved optimizer state belongs to: its weights, and the order of its parameters. Needs torch."""
+"""The model that a saved optimizer state belongs to: its weights, and the order of its parameters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from effcli.catalogue import lookup as catalogue
 from effcli.errors import DataError, EffcliError, UsageError, first_line, nearest
 from effcli.inspection.layout import Shape
 from effcli.inspection.weights import Weight, weights_in
+from effcli.packages import require_package
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """What Trainer takes a name of a parameter without decay by, in lower case, beside modules of the class LayerNorm
@@ -214,7 +215,8 @@ def _adapters(
     """Return the trainable parameters of a model under adapters.
 
     Raises:
-        UsageError: peft is not installed, or refuses the settings; or see `_candidates`.
+        MissingExtraError: peft is not installed.
+        UsageError: it refuses the settings; or see `_candidates`.
     """
     import torch
 
@@ -226,13 +228,15 @@ def _adapters(
     ends = (".classifier.weight", ".score.weight")
     heads = {weight.shape[0] for name, weight in weights.items() if name.endswith(ends) and weight.shape}
     model = _built(config, task or own_task(config) or default_task(config), base, next(iter(heads), None))
-    try:
-        with quiet_libraries(), torch.device("meta"):
-            from peft import LoraConfig, get_peft_model
+    require_package("peft", "a state of adapters")
+    with quiet_libraries(), torch.device("meta"):
+        from peft import LoraConfig, get_peft_model
 
-            return _ordered(get_peft_model(model, LoraConfig(**settings)))
-    except Exception as error:  # whatever peft, or one that is missing, makes of settings that another version wrote
-        raise UsageError(f"peft does not make its adapters again: {first_line(error)}") from error
+        try:
+            adapted = get_peft_model(model, LoraConfig(**settings))
+        except Exception as error:  # whatever peft makes of settings that another version wrote
+            raise UsageError(f"peft does not make its adapters again: {first_line(error)}") from error
+    return _ordered(adapted)
 
 
 def _stored_name(name: str) -> str:

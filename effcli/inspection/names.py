@@ -1,4 +1,4 @@
-"""Names of the parameters whose states were saved by position, taken from the model beside. Needs torch.
+"""Names of the parameters whose states were saved by position, taken from the model beside.
 
 torch saves states by the position of a parameter in its group. A name is taken only where nothing else could stand at
 that position: the groups keep the model's order, and the shapes that the states tell decide.

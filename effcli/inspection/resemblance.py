@@ -1,4 +1,4 @@
-"""The optimizer that a saved state looks like, and in a sentence what that rests on. Needs torch."""
+"""The optimizer that a saved state looks like, and in a sentence what that rests on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
     named = next(filter(None, map(named_optimizer, places)), None)
     if not states:
         return _of_nothing(saved, named)
-    if not saved_whole(saved):
+    if not saved.holds_whole_tensors:
         sentence = f"flat pieces of several parameters have no law to compare with; they hold {_keys(states)}"
         return Resemblance(fits=(), sentence=sentence)
     unknown = [label for label in states if label not in naming.shapes]
@@ -51,11 +51,6 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
     if named is not None:  # the one that is named comes first
         fits = tuple(sorted(fits, key=lambda fit: fit.entry.name != named.entry.name))
     return Resemblance(fits=fits, sentence=_sentence(fits, states, named))
-
-
-def saved_whole(saved: SavedOptimizer) -> bool:
-    """Return whether tensors have the shapes of statistics; DeepSpeed saves pieces of one flat tensor."""
-    return "DeepSpeed" not in saved.format
 
 
 def _sentence(fits: Sequence[Fit], states: Mapping[str, SavedState], named: NamedOptimizer | None) -> str:

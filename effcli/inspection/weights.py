@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the weights in a model's files: from their headers, no value is read. Needs torch."""
+"""Shapes and dtypes of the weights in a model's files: from their headers, no value is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters' saved states are quantised, and why the others are not. No torch."""
+"""Which parameters' saved states are quantised, and why the others are not."""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ class Alternative(Fact):
 class SavedValues(Fact):
     """One tensor of a state as it is stored: its first values, its ends, and how many are not finite.
 
-    `key` is the state name, with the part that a quantised state keeps it in (`exp_avg.codes`). `minimum` and `maximum`
-    are None where nothing is a number; a value that is not finite counts there only if it is infinite.
+    `key` is the state name, with the part of what it holds where it holds several (`exp_avg.codes`); codes of a
+    quantised state are shown as codes. `minimum` and `maximum` are those of the values that are numbers, infinite ones
+    too; None where there is none. A complex number counts by its magnitude. `dtype` is `number` for a plain number.
     """
 
     parameter: str

@@ -1,18 +1,19 @@
-"""`inspect`: what a saved optimizer state holds, whose it looks like, and what others would take. Needs torch."""
+"""`inspect`: what a saved optimizer state holds, whose it looks like, and what others would take."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from effcli.errors import UsageError, nearest
-from effcli.inspection.layout import SavedState, flattened, saved_states
+from effcli.inspection.layout import SavedState, saved_states
 from effcli.inspection.look_alike import Fit
 from effcli.inspection.names import Naming, name_parameters
-from effcli.inspection.resemblance import resemblance, saved_whole
+from effcli.inspection.resemblance import resemblance
 from effcli.inspection.why_not_quantised import reasons
 from effcli.measure.inspection_record import (
     Alternative,
@@ -27,8 +28,8 @@ from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper
 from effcli.optim.overrides import Override
-from effcli.saved import SavedOptimizer, read_saved, values_of
-from effcli.saved.state_dicts import PART
+from effcli.saved import SavedOptimizer, read_saved, split_key, values_of
+from effcli.state_entries import entries_of
 from effcli.units import ParamInfo, count, format_bytes
 
 ALTERNATIVES = ("adamw", "adafactor", "adam8bit", "adamw4bit", "lion8bit", "sgd")
@@ -52,7 +53,7 @@ def inspect(
     """
     _check_exists(path)
     saved = read_saved(path)
-    states = saved_states(saved.states, whole=saved_whole(saved))
+    states = saved_states(saved.states, whole=saved.holds_whole_tensors)
     naming = name_parameters(saved, states, model)
     found = resemblance(saved, states, naming)
     names = {label: naming.names.get(label, label) for label in saved.states}
@@ -83,10 +84,9 @@ def inspect(
 
 def _check_exists(path: Path) -> None:
     """Raise where there is neither the path nor, for `PATH::KEY`, what stands before the key."""
-    file = Path(str(path).rpartition(PART)[0]) if PART in str(path) and not path.exists() else path
-    if file.exists() or file.is_symlink() or "\0" in str(file):
+    missing, _ = split_key(path)
+    if os.path.lexists(missing):
         return
-    missing = file
     while not missing.absolute().parent.is_dir():
         missing = missing.absolute().parent
     siblings: list[str] = []
@@ -103,11 +103,9 @@ def _values(
     Raises:
         UsageError: the pattern fits nothing.
     """
-    flat = replace(saved, states={label: flattened(state) for label, state in saved.states.items()})
-    fitting = values_of(flat, pattern, names) if pattern else iter(())
-    found = tuple(SavedValues(**asdict(tensor)) for tensor in islice(fitting, most))
+    found = tuple(islice(values_of(saved, pattern, names), most)) if pattern else ()
     if not found:
-        examples = [f"'{names[label]}.{next(iter(state))}'" for label, state in flat.states.items() if state]
+        examples = [f"'{names[label]}.{key}'" for label, state in saved.states.items() for key, _ in entries_of(state)]
         example = f"; a state is called {examples[0]}" if examples else ": there is none"
         raise UsageError(f"--values '{pattern}' fits no state{example}")
     if len(found) == most:
@@ -118,7 +116,7 @@ def _values(
 def _of_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState]) -> Mapping[str, SavedState]:
     """Return the states that belong to parameters: beside flat pieces lie others, as of what fills these up."""
     labels = {label for group in saved.members for label in group}
-    if saved_whole(saved) or not labels:
+    if saved.holds_whole_tensors or not labels:
         return states
     return {label: state for label, state in states.items() if label in labels}
 

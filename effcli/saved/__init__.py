@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from effcli.saved.optimizer import SavedOptimizer
-from effcli.saved.read import read_saved
-from effcli.saved.values import TensorValues, values_of
+from effcli.saved.read import read_saved, split_key
+from effcli.saved.values import values_of
 
-__all__ = ["SavedOptimizer", "TensorValues", "read_saved", "values_of"]
+__all__ = ["SavedOptimizer", "read_saved", "split_key", "values_of"]

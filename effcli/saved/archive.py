@@ -1,4 +1,4 @@
-"""The zip archives that `torch.save` writes: where the pickle and each storage lie. No torch.
+"""The zip archives that `torch.save` writes: where the pickle and each storage lie.
 
 An archive holds `NAME/data.pkl`, `NAME/data/KEY` for each storage and `NAME/byteorder`, none of them compressed
 (torch/serialization.py and caffe2/serialize/inline_container.cc, 2.13), so that storages can be mapped in place.
@@ -21,7 +21,7 @@ _ENCRYPTED = 0x1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ByteRange:
     """Where an entry's bytes lie in the mapped file."""
 
     offset: int
@@ -32,8 +32,8 @@ class Place:
 class Archive:
     """An archive of `torch.save`: the place of its pickle, and of its storages by key."""
 
-    pickle: Place
-    storages: dict[str, Place]
+    pickle: ByteRange
+    storages: dict[str, ByteRange]
 
 
 def read_archive(section: Section, what: str) -> Archive:
@@ -62,7 +62,7 @@ def read_archive(section: Section, what: str) -> Archive:
     )
 
 
-def _place(section: Section, entry: zipfile.ZipInfo, what: str) -> Place:
+def _place(section: Section, entry: zipfile.ZipInfo, what: str) -> ByteRange:
     """Return where the bytes of an entry lie, counted from the start of the mapped file."""
     if (
         entry.compress_type != zipfile.ZIP_STORED
@@ -78,10 +78,10 @@ def _place(section: Section, entry: zipfile.ZipInfo, what: str) -> Place:
     begin = entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     if begin + entry.file_size > section.num_bytes:
         raise DataError(f"{what} is cut short or damaged: an entry of its zip directory ends behind the file")
-    return Place(offset=section.start + begin, num_bytes=entry.file_size)
+    return ByteRange(offset=section.start + begin, num_bytes=entry.file_size)
 
 
-def _check_byte_order(section: Section, places: dict[str, Place], what: str) -> None:
+def _check_byte_order(section: Section, places: dict[str, ByteRange], what: str) -> None:
     place = places.get("byteorder")
     if place is None:
         return

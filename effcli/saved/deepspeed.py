@@ -65,7 +65,7 @@ def read_deepspeed(paths: Sequence[Path], path: Path) -> SavedOptimizer:
         DataError: a file is damaged, or laid out in another way.
     """
     files = [map_file(each) for each in sorted(paths, key=_rank)]
-    shapes = _parameter_shapes(path if path.is_dir() else path.parent)
+    shapes, unread = _parameter_shapes(path if path.is_dir() else path.parent)
     shards = [_shard(file, shapes) for file in files]
     states: dict[str, dict[str, Any]] = {}
     for shard in shards:
@@ -80,8 +80,9 @@ def read_deepspeed(paths: Sequence[Path], path: Path) -> SavedOptimizer:
         groups=tuple({str(k): plain(v) for k, v in group.items() if k != "params"} for group in groups),
         members=_members(shards, len(groups)) if known else ((),) * len(groups),
         names_known=known,
+        holds_whole_tensors=False,
         shards=len(shards),
-        notes=tuple(_notes(shards, states, known=known)),
+        notes=tuple(_notes(shards, states, unread, known=known)),
         files=files,
     )
 
@@ -133,18 +134,19 @@ def _fragments(mappings: Any) -> list[list[_Fragment]] | None:
     return groups
 
 
-def _parameter_shapes(folder: Path) -> list[dict[str, tuple[int, ...]]]:
-    """Return the shapes of the parameters by name, group by group, where the folder has a file that tells them."""
-    for path in sorted(folder.glob("*_model_states.pt"), key=_rank):
-        try:
-            value = load_torch_file(map_file(path)).value
-        except DataError:
-            return []
-        shapes = value.get("param_shapes") if isinstance(value, Mapping) else None
-        if isinstance(shapes, list) and all(isinstance(group, Mapping) for group in shapes):
-            return [{str(name): tuple(shape) for name, shape in group.items()} for group in shapes]
-        return []
-    return []
+def _parameter_shapes(folder: Path) -> tuple[list[dict[str, tuple[int, ...]]], str]:
+    """Return the shapes of the parameters by name, group by group, and why there are none where a file is damaged."""
+    path = next(iter(sorted(folder.glob("*_model_states.pt"), key=_rank)), None)
+    if path is None:
+        return [], ""
+    try:
+        value = load_torch_file(map_file(path)).value
+    except DataError as error:
+        return [], str(error)
+    shapes = value.get("param_shapes") if isinstance(value, Mapping) else None
+    if not isinstance(shapes, list) or not all(isinstance(group, Mapping) for group in shapes):
+        return [], ""
+    return [{str(name): tuple(shape) for name, shape in group.items()} for group in shapes], ""
 
 
 def _shares(
@@ -205,12 +207,15 @@ def _members(shards: Sequence[_Shard], num_groups: int) -> tuple[tuple[str, ...]
     return tuple(tuple(group) for group in names)
 
 
-def _notes(shards: Sequence[_Shard], states: Mapping[str, Any], *, known: bool) -> Iterator[str]:
+def _notes(shards: Sequence[_Shard], states: Mapping[str, Any], unread: str, *, known: bool) -> Iterator[str]:
+    """Yield what should be said; `unread` is why the file that tells the parameters' shapes was not read."""
     expected = max(shard.num_ranks for shard in shards)
     if len(shards) < expected:
         yield f"{len(shards)} of {expected} ranks' files are read; the state of the others is not counted."
     if not known:
         yield "Its flat partitions don't say which elements are whose, so amounts are by partition, not by parameter."
+        if unread:
+            yield f"The file that tells the parameters' shapes is left out: {unread}."
     padding = sum(each.numel() for held in states.get(PADDING, {}).values() for each in held)
     if padding:
         yield f"{count(padding, 'element')} of state fill up flat partitions and belong to no parameter ('{PADDING}')."

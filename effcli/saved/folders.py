@@ -26,7 +26,7 @@ _KNOWN = "a Trainer checkpoint, accelerate's save_state folder, a run of effcli,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """What to read: a file, a distributed checkpoint or the shards in a folder; `format` and `notes` say more of it."""
 
     path: Path
@@ -35,7 +35,7 @@ class Place:
     notes: tuple[str, ...] = ()
 
 
-def find_in_folder(folder: Path) -> Place:
+def find_in_folder(folder: Path) -> Location:
     """Return what holds the optimizer state of a folder.
 
     Raises:
@@ -56,18 +56,18 @@ def _names(folder: Path) -> list[str]:
         raise unreadable(folder, error) from error
 
 
-def _sharded(folder: Path, names: list[str]) -> Place | None:
+def _sharded(folder: Path, names: list[str]) -> Location | None:
     if METADATA in names:
-        return Place(path=folder, kind="distributed")
+        return Location(path=folder, kind="distributed")
     if any(Path(name).match(SHARDS) for name in names):
-        return Place(path=folder, kind="deepspeed")
+        return Location(path=folder, kind="deepspeed")
     return None
 
 
-def _own(folder: Path, names: list[str]) -> Place | None:
+def _own(folder: Path, names: list[str]) -> Location | None:
     """Return the file of a checkpoint of ours, or the newest intact one of a run."""
     if set(FILES) <= set(names):
-        return Place(path=folder / TRAINING, format="effcli checkpoint")
+        return Location(path=folder / TRAINING, format="effcli checkpoint")
     if "comparison.json" in names:
         runs = [name for name in names if os.path.isfile(folder / name / RECORD)]
         raise DataError(
@@ -83,10 +83,10 @@ def _own(folder: Path, names: list[str]) -> Place | None:
         raise DataError(f"'{folder}' is a run of effcli with {what}")
     passed = len(paths) - 1 - paths.index(newest)
     damaged = (f"{count(passed, 'newer checkpoint')} passed over as damaged.",) if passed else ()
-    return Place(path=newest / TRAINING, format="effcli checkpoint", notes=(f"Newest: {newest.name}.", *damaged))
+    return Location(path=newest / TRAINING, format="effcli checkpoint", notes=(f"Newest: {newest.name}.", *damaged))
 
 
-def _whole(folder: Path, names: list[str]) -> Place | None:
+def _whole(folder: Path, names: list[str]) -> Location | None:
     """Return the file that Trainer or accelerate writes, or the folder that they write for FSDP."""
     trainer = "trainer_state.json" in names
     files = _numbered(names, _OPTIMIZER)
@@ -97,7 +97,7 @@ def _whole(folder: Path, names: list[str]) -> Place | None:
     others = (
         f"It holds {len(found)} optimizers; this is '{found[0]}'. Give the path of another: {listed(found[1:], 6)}."
     )
-    return Place(
+    return Location(
         path=folder / found[0],
         kind="file" if files else "distributed",
         format="Trainer checkpoint" if trainer else "accelerate state" if "optimizer.bin" in names or folders else None,
@@ -110,7 +110,7 @@ def _numbered(names: list[str], pattern: re.Pattern[str]) -> list[str]:
     return [match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))]
 
 
-def _ranks(folder: Path, names: list[str]) -> Place | None:
+def _ranks(folder: Path, names: list[str]) -> Location | None:
     """Refuse files of single ranks: one of them is not the optimizer."""
     found = [name for name in names if _RANKS.fullmatch(name)]
     if not found:
@@ -120,7 +120,7 @@ def _ranks(folder: Path, names: list[str]) -> Place | None:
     )
 
 
-def _deepspeed(folder: Path, names: list[str]) -> Place | None:
+def _deepspeed(folder: Path, names: list[str]) -> Location | None:
     """Return the newest folder that DeepSpeed wrote into this one, as its file `latest` says."""
     holding = [name for name in names if os.path.isdir(folder / name) and _holds_shards(folder / name)]
     if not holding:
@@ -131,7 +131,7 @@ def _deepspeed(folder: Path, names: list[str]) -> Place | None:
             latest = file.read(256).decode("utf-8", "replace").strip()
     chosen = latest if latest in holding else max(holding, key=lambda name: _number(_STEP, name))
     notes = (f"Newest of {len(holding)}: {chosen}.",) if len(holding) > 1 else ()
-    return Place(path=folder / chosen, kind="deepspeed", notes=notes)
+    return Location(path=folder / chosen, kind="deepspeed", notes=notes)
 
 
 def _holds_shards(folder: Path) -> bool:
@@ -141,7 +141,7 @@ def _holds_shards(folder: Path) -> bool:
         return False
 
 
-def _output(folder: Path, names: list[str]) -> Place | None:
+def _output(folder: Path, names: list[str]) -> Location | None:
     """Return the optimizer of the newest checkpoint in a folder of checkpoints."""
     if os.path.isdir(folder / "checkpoints"):
         inner = folder / "checkpoints"
@@ -152,7 +152,7 @@ def _output(folder: Path, names: list[str]) -> Place | None:
     newest = max(checkpoints, key=lambda name: _number(_CHECKPOINT, Path(name).name))
     place = find_in_folder(folder / newest)
     note = f"Newest of {count(len(checkpoints), 'checkpoint')}: {Path(newest).name}."
-    return Place(path=place.path, kind=place.kind, format=place.format, notes=(note, *place.notes))
+    return Location(path=place.path, kind=place.kind, format=place.format, notes=(note, *place.notes))
 
 
 def _number(pattern: re.Pattern[str], name: str) -> int:
@@ -160,7 +160,14 @@ def _number(pattern: re.Pattern[str], name: str) -> int:
     return int(match[1]) if match else -1
 
 
-_LOOKS: tuple[Callable[[Path, list[str]], Place | None], ...] = (_sharded, _own, _whole, _ranks, _deepspeed, _output)
+_LOOKS: tuple[Callable[[Path, list[str]], Location | None], ...] = (
+    _sharded,
+    _own,
+    _whole,
+    _ranks,
+    _deepspeed,
+    _output,
+)
 
 
 def _instead(folder: Path, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Files mapped into memory, and sections of them that read like files. No torch."""
+"""Files mapped into memory, and sections of them that read like files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a saved optimizer, whatever the file: states by label, groups, and where it comes from. No torch."""
+"""What is read of a saved optimizer, whatever the file: states by label, groups, and where it comes from."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class SavedOptimizer:
 
     `format` says in words what kind of file or folder it is, `path` is what was read. `states` are by label: the
     parameter's name where `names_known`, else the number that `state_dict` gives it. `groups` are the `param_groups`
-    without `params`, `members` the labels of each. `shards` counts the files it is spread over; tensors of sharded
-    checkpoints are on the meta device, and `pieces` reads them, by label and state name. `notes` are sentences;
-    `files` are mapped, and more of them when `pieces` are read.
+    without `params`, `members` the labels of each. Without `holds_whole_tensors` tensors are pieces of a flat one and
+    have no parameter's shape. `shards` counts the files it is spread over; tensors of sharded checkpoints are on the
+    meta device, and `pieces` reads them, by label and state name. `notes` are sentences; `files` are mapped, and more
+    of them when `pieces` are read.
     """
 
     format: str
@@ -33,6 +34,7 @@ class SavedOptimizer:
     groups: tuple[dict[str, Any], ...]
     members: tuple[tuple[str, ...], ...]
     names_known: bool
+    holds_whole_tensors: bool = True
     shards: int = 1
     notes: tuple[str, ...] = ()
     pieces: Mapping[tuple[str, str], Pieces] = field(default_factory=dict, repr=False)

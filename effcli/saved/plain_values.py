@@ -1,4 +1,4 @@
-"""Plain values that pickles write as calls: containers, paths, bytes and NumPy's numbers. No torch."""
+"""Plain values that pickles write as calls: containers, paths, bytes and NumPy's numbers."""
 
 from __future__ import annotations
 

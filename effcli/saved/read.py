@@ -9,7 +9,7 @@ from pathlib import Path
 from effcli.errors import DataError
 from effcli.saved.deepspeed import SHARDS, is_shard, read_deepspeed
 from effcli.saved.distributed import read_distributed
-from effcli.saved.folders import Place, find_in_folder
+from effcli.saved.folders import Location, find_in_folder
 from effcli.saved.mapped import map_file
 from effcli.saved.metadata import METADATA
 from effcli.saved.optimizer import SavedOptimizer
@@ -19,6 +19,8 @@ from effcli.saved.torch_file import load_torch_file
 from effcli.units import listed
 
 _DATA_FILE = ".distcp"
+_RANKS_OWN = frozenset(("torch.distributed.tensor.DTensor", "torch.distributed._tensor.api.DTensor"))
+"""Class of tensors that are spread over ranks, as torch calls it since 2.5 and called it before."""
 
 
 def read_saved(path: Path) -> SavedOptimizer:
@@ -29,20 +31,29 @@ def read_saved(path: Path) -> SavedOptimizer:
     Raises:
         DataError: there is none, it cannot be read, or it asks for code to be run.
     """
-    wanted = None
-    if "\0" in str(path):
-        raise DataError("a path cannot hold a zero byte")
-    if PART in str(path) and not os.path.exists(path):
-        text, _, wanted = str(path).rpartition(PART)
-        path = Path(text)
+    path, wanted = split_key(path)
     if path.name == METADATA or path.suffix == _DATA_FILE:
         path = path.parent
-    place = find_in_folder(path) if os.path.isdir(path) else Place(path=path)
+    place = find_in_folder(path) if os.path.isdir(path) else Location(path=path)
     saved = _read(place, wanted)
     return replace(saved, format=place.format or saved.format, notes=(*place.notes, *saved.notes))
 
 
-def _read(place: Place, wanted: str | None) -> SavedOptimizer:
+def split_key(path: Path) -> tuple[Path, str | None]:
+    """Return a path, and the key behind it where it is `PATH::KEY`; None where there is a file of that name.
+
+    Raises:
+        DataError: no path can be called so.
+    """
+    if "\0" in str(path):
+        raise DataError("a path cannot hold a zero byte")
+    if PART not in str(path) or os.path.lexists(path):
+        return path, None
+    text, _, key = str(path).rpartition(PART)
+    return Path(text), key
+
+
+def _read(place: Location, wanted: str | None) -> SavedOptimizer:
     if place.kind == "distributed":
         return read_distributed(place.path, wanted)
     if place.kind == "deepspeed":
@@ -62,7 +73,7 @@ def _read_file(path: Path, wanted: str | None) -> SavedOptimizer:
     if loaded.classes:
         names = listed([safe(name) for name in sorted(loaded.classes)], 6)
         notes += (f"Read as what they store, without their classes: {names}.",)
-    if any(name.endswith(".DTensor") for name in loaded.classes):
+    if loaded.classes & _RANKS_OWN:
         notes += (
             "One rank's part of sharded tensors: bytes are those of this rank, shapes and elements of the whole.",
         )

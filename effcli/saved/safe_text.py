@@ -1,4 +1,4 @@
-"""Text out of a file, as a message may show it. No torch."""
+"""Text out of a file, as a message may show it."""
 
 from __future__ import annotations
 

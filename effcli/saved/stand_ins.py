@@ -1,4 +1,4 @@
-"""What stands in for an instance of a class that is not imported. No torch."""
+"""What stands in for an instance of a class that is not imported."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
-from effcli.saved.archive import ZIP_START, Archive, Place, read_archive
+from effcli.saved.archive import ZIP_START, Archive, ByteRange, read_archive
 from effcli.saved.checks import RefusedPickleError, checked_size
 from effcli.saved.mapped import MappedFile, Section
 from effcli.saved.pickle_reader import MAX_PICKLE_BYTES, Machine
@@ -96,7 +96,7 @@ class _ArchiveStorages:
         if place is None or place.num_bytes < num_bytes:
             raise RefusedPickleError("it holds a tensor whose bytes are missing")
         if key not in self._mapped:
-            self._mapped[key] = map_storage(self._file, Place(offset=place.offset, num_bytes=num_bytes))
+            self._mapped[key] = map_storage(self._file, ByteRange(offset=place.offset, num_bytes=num_bytes))
         return SavedStorage(storage=self._mapped[key], dtype=dtype)
 
 
@@ -114,7 +114,7 @@ def described(persistent_id: Any) -> tuple[str, torch.dtype, int]:
     return key, kind.dtype, checked_size(count) * kind.dtype.itemsize
 
 
-def map_storage(file: MappedFile, place: Place) -> torch.UntypedStorage:
+def map_storage(file: MappedFile, place: ByteRange) -> torch.UntypedStorage:
     """Return a storage on bytes of a mapped file; none of them is read."""
     if place.num_bytes == 0:
         return torch.UntypedStorage(0)
@@ -151,7 +151,7 @@ class _LaterStorages:
             offset = section.start + section.tell()
             if count * dtype.itemsize != num_bytes or offset + num_bytes > self._file.num_bytes:
                 raise RefusedPickleError("it is cut short or damaged")
-            self._mapped[key] = map_storage(self._file, Place(offset=offset, num_bytes=num_bytes))
+            self._mapped[key] = map_storage(self._file, ByteRange(offset=offset, num_bytes=num_bytes))
             section.seek(section.tell() + num_bytes)
         if self._mapped.keys() != self._sizes.keys():
             raise RefusedPickleError("it is cut short or damaged")

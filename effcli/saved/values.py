@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from effcli.measure.inspection_record import SavedValues
 from effcli.optim.patterns import matches
 from effcli.saved.optimizer import SavedOptimizer
 from effcli.saved.tensors import SavedTensor
+from effcli.state_entries import entries_of
 from effcli.storage import leaves
 
 CHUNK_BYTES = 8 << 20
@@ -24,27 +26,7 @@ _COMPARED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorValues:
-    """One tensor of a state, as it is stored: codes of a quantised one are shown as codes.
-
-    `key` is the state name, with the part of what it holds where it holds several, such as `exp_avg.codes`. `minimum`
-    and `maximum` are those of the values that are numbers, infinite ones too; None where there is none. A complex
-    number counts by its magnitude. `dtype` is `number` for a plain number.
-    """
-
-    parameter: str
-    key: str
-    shape: tuple[int, ...]
-    dtype: str
-    first: tuple[float, ...]
-    minimum: float | None
-    maximum: float | None
-    num_nan: int = 0
-    num_infinite: int = 0
-
-
-def values_of(saved: SavedOptimizer, pattern: str, names: Mapping[str, str] | None = None) -> Iterator[TensorValues]:
+def values_of(saved: SavedOptimizer, pattern: str, names: Mapping[str, str] | None = None) -> Iterator[SavedValues]:
     """Yield the tensors whose `parameter` or `parameter.key` fits a pattern (`effcli.optim.patterns`), in order.
 
     `names` are the parameters' names by label, where something else than the file knows them.
@@ -60,7 +42,7 @@ def values_of(saved: SavedOptimizer, pattern: str, names: Mapping[str, str] | No
             yield _read(saved, name, key, leaf, saved.pieces.get((label, key)))
         else:
             first = (float(leaf),)
-            yield TensorValues(
+            yield SavedValues(
                 parameter=name, key=key, shape=(), dtype="number", first=first, minimum=first[0], maximum=first[0]
             )
 
@@ -68,10 +50,9 @@ def values_of(saved: SavedOptimizer, pattern: str, names: Mapping[str, str] | No
 def _leaves(saved: SavedOptimizer) -> Iterator[tuple[str, str, torch.Tensor | int | float]]:
     """Yield label, key with part, and value of every number and plain tensor, also of those inside others."""
     for label, state in saved.states.items():
-        for key, value in state.items():
-            for part, leaf in leaves(value, str(key)):
-                is_named = part == key or str(key).startswith("__")  # bitsandbytes nests what it quantised in one key
-                text = part if is_named else f"{key}.{part}"
+        for key, value in entries_of(state):
+            for part, leaf in leaves(value, key):
+                text = key if part == key else f"{key}.{part}"
                 if isinstance(leaf, SavedTensor):
                     for inner in leaf.__tensor_flatten__()[0]:
                         yield label, f"{text}.{inner}", getattr(leaf, inner)
@@ -107,7 +88,7 @@ def _read(
     key: str,
     tensor: torch.Tensor,
     pieces: Callable[[], Iterator[torch.Tensor]] | None,
-) -> TensorValues:
+) -> SavedValues:
     """Return the values of a mapped tensor, or of one that lies in pieces, in the order of the pieces."""
     first: list[float] = []
     ends = _Ends()
@@ -118,7 +99,7 @@ def _read(
         for chunk in _chunks(piece):
             ends.add(chunk)
             saved.forget()
-    return TensorValues(
+    return SavedValues(
         parameter=name,
         key=key,
         shape=tuple(tensor.shape),
