@@ -371,6 +371,19 @@ def test_shared_settings_stand_once_and_the_others_run_by_run(three: str) -> Non
     assert three.count(">adamw-42<") == 1
 
 
+def test_settings_read_as_in_the_terminal(tmp_path: Path) -> None:
+    runs = [comparisons.run(name) for name in ("adamw", "adafactor")]
+    loop = {**runs[0].spec["loop"], "compile": True, "max_steps": None}
+    optim = {**runs[0].spec["optim"], "keep_32bit": ["embed", "head"], "args": {"amsgrad": False}}
+    runs[0] = runs[0].model_copy(update={"spec": {**runs[0].spec, "loop": loop, "optim": optim}})
+    page = page_of(comparisons.comparison(runs), tmp_path)
+    for name, value in (("loop.compile", "on"), ("optim.keep_32bit", "embed, head"), ("optim.args.amsgrad", "off")):
+        found = re.search(f">{re.escape(name)}</th>(.*?)</tr>", page)
+        assert found
+        assert re.findall(r">([^<]+)</td>", found[1]) == [value, "default"]
+    assert ">loop.max_steps<" not in page
+
+
 def test_a_note_of_some_runs_says_whose_it_is(tmp_path: Path) -> None:
     runs = [comparisons.run("adamw"), comparisons.run("adafactor", notes=("Its step is slow.",))]
     page = page_of(comparisons.comparison(runs), tmp_path)

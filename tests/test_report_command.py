@@ -122,6 +122,12 @@ def test_the_same_optimizer_twice_is_told_apart_by_the_settings_that_differ(
     assert names_of(*paths) == [*(f"adamw {label}" for label in labels), "adafactor"]
 
 
+def test_numbers_that_differ_in_their_last_digits_are_other_settings(tmp_path: Path) -> None:
+    rates = (0.00012345678, 0.00012345679)
+    paths = [saved(tmp_path / str(lr), changed(comparisons.run("adamw"), "optim", lr=lr)) for lr in rates]
+    assert names_of(*paths) == [f"adamw lr={lr}" for lr in rates]
+
+
 def test_the_same_settings_twice_are_told_apart_by_folder(tmp_path: Path) -> None:
     record = comparisons.run("adamw")
     one, two, three = (saved(tmp_path / name, record) for name in ("a/first", "a/second", "b/first"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from effcli.measure.comparison import Attempt, ComparisonRecord, compared
 from effcli.measure.reading import COMPARISON
 from effcli.measure.record import RunRecord, Status
 from effcli.run_folder import RECORD
+from effcli.setting_texts import UNSET, mapping, run_settings, setting_label, setting_text
 from effcli.spec import RunSpec
 from effcli.units import cut
 
@@ -62,42 +62,6 @@ def joined(sources: Sequence[tuple[Path, RunRecord | ComparisonRecord]]) -> Comp
     return done.model_copy(update={"command": "report"})
 
 
-def flat_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as `section.name`, those of output aside; what an older record lacks has its default.
-
-    Each of several values under one name stands for itself, such as `optim.args.momentum`.
-    """
-    flat: dict[str, Any] = {}
-    for section, defaults in RunSpec().model_dump(mode="json", exclude={"output"}).items():
-        for name, value in {**defaults, **mapping(spec.get(section))}.items():
-            inner = value if isinstance(value, Mapping) else {"": value}
-            flat |= {f"{section}.{name}{'.' if key else ''}{key}": part for key, part in inner.items()}
-    return flat
-
-
-def setting_label(key: str) -> str:
-    """Return how a setting is called without its section, such as `momentum`."""
-    return (key.partition(".")[2] or key).removeprefix("args.")
-
-
-def setting_text(value: Any) -> str:
-    """Return a value as a person would type it; what is not set is the default."""
-    if value is None or value in ([], {}, ()):
-        return "default"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={setting_text(inner)}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(setting_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value of a record if it is a mapping, else an empty one: records may have been edited."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def _members(path: Path, source: RunRecord | ComparisonRecord) -> list[_Member]:
     place = str(path.parent if path.name in (RECORD, COMPARISON) else path)
     if isinstance(source, RunRecord):
@@ -131,10 +95,8 @@ def _seed(record: RunRecord) -> int:
 
 def _told_apart_by(record: RunRecord) -> Mapping[str, str]:
     """Return everything in which two runs of one optimizer may differ, as texts; the seed is none of it."""
-    settings = {
-        key: setting_text(value) for key, value in flat_settings(record.spec).items() if key not in NO_OTHER_RUN
-    }
-    if settings["model.name"] == "default":
+    settings = {key: setting_text(value) for key, value in run_settings(record.spec).items() if key not in NO_OTHER_RUN}
+    if settings["model.name"] == UNSET:
         settings["model.name"] = record.model.name
     settings["environment.device"] = str(record.environment.get("device_name") or record.environment.get("device"))
     versions = mapping(record.environment.get("packages"))
@@ -152,7 +114,7 @@ def _tell_apart(members: Sequence[_Member]) -> None:
             member.label = f"({_folder(member, members)})" if len(places) > 1 else ""
         elif differing:
             member.label = " ".join(
-                f"{setting_label(key)}={cut(member.settings.get(key, 'default'), 30)}" for key in differing
+                f"{setting_label(key)}={cut(member.settings.get(key, UNSET), 30)}" for key in differing
             )
 
 

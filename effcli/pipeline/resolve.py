@@ -10,6 +10,7 @@ from effcli.data.builtin import DEMO_LOOP
 from effcli.optim.registry import find
 from effcli.recipes import overlay, parse_set, read_recipe
 from effcli.run_folder import saved_recipe
+from effcli.setting_texts import dotted
 from effcli.spec import OptimSpec, RunSpec, build_spec
 
 CONTINUED = {
@@ -87,8 +88,7 @@ def changed_fields(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, may_change: Collection[str] = CONTINUED
 ) -> list[str]:
     """Return the dotted fields that differ between two dumped specifications and may not, as when a run is resumed."""
-    values = {f"{section}.{key}": value for section, fields in now.items() for key, value in fields.items()}
-    before = {f"{section}.{key}": value for section, fields in saved.items() for key, value in fields.items()}
+    values, before = dotted(now, depth=2), dotted(saved, depth=2)
     return [
         name for name, value in values.items() if name not in may_change and not _same(name, before.get(name), value)
     ]

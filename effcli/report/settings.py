@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.joining import NO_OTHER_RUN, flat_settings, mapping, setting_label, setting_text
+from effcli.measure.joining import NO_OTHER_RUN
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.text import parameter_counts, rate
+from effcli.setting_texts import UNSET, mapping, run_settings, setting_label, setting_text
 from effcli.units import count, format_count
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ def _by_value(runs: Sequence[tuple[str, RunRecord]], read: _Read) -> dict[str, t
 
 def _further(runs: Sequence[tuple[str, RunRecord]]) -> Iterator[Difference]:
     """Yield the settings and versions that differ and have no line of their own."""
-    flat = [(name, flat_settings(run.spec)) for name, run in runs]
+    flat = [(name, run_settings(run.spec)) for name, run in runs]
     versions = [(name, mapping(run.environment.get("packages"))) for name, run in runs]
-    for members, told, missing in ((flat, _TOLD, "default"), (versions, ("torch", "transformers"), "not installed")):
+    for members, told, missing in ((flat, _TOLD, UNSET), (versions, ("torch", "transformers"), "not installed")):
         for key in dict.fromkeys(key for _, values in members for key in values if key not in told):
             found: dict[str, dict[str, None]] = {}
             for name, values in members:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.masking import masked
+from effcli.setting_texts import dotted
 
 if TYPE_CHECKING:
     from effcli.engines.session import Evaluation, Update
@@ -21,7 +22,7 @@ def config_values(spec: Mapping[str, Mapping[str, Any]]) -> dict[str, Scalar]:
 
     Hyperparameters of `optim.args` have a name each, lists are joined by commas, overrides are one JSON text.
     """
-    flat = {f"{section}.{field}": value for section, fields in spec.items() for field, value in fields.items()}
+    flat = dotted(spec, depth=2)
     flat |= {f"optim.args.{name}": value for name, value in flat.pop("optim.args", {}).items()}
     return {name: _plain(value) for name, value in flat.items() if value is not None and value not in ({}, [], ())}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,11 @@ from effcli.report.notes import notes_of
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.page.shell import escaped
 from effcli.report.page.tables import text_table
+from effcli.setting_texts import UNSET, dotted, setting_text
 
 if TYPE_CHECKING:
     from effcli.measure.comparison import ComparisonRecord
 
-_UNSET = "-"
 _TOLD_BY_FILES = ("output.out", "out")
 """Keys of the folder of a run in its settings and in its environment."""
 
@@ -23,11 +22,11 @@ _TOLD_BY_FILES = ("output.out", "out")
 def settings_section(record: ComparisonRecord, names: Sequence[Named]) -> Iterable[str]:
     """Yield tables of settings, surroundings and files, and the notes."""
     runs = [(_label(named, seed, names), run) for named in names for seed, run, _ in named.runs]
-    for title, verb, facts in (
-        ("Settings", "differ", [(label, _flat(run.spec)) for label, run in runs]),
-        ("Environment", "differs", [(label, _flat(run.environment)) for label, run in runs]),
+    for title, verb, unset, facts in (
+        ("Settings", "differ", UNSET, [(label, run.spec) for label, run in runs]),
+        ("Environment", "differs", NOT_AVAILABLE, [(label, run.environment) for label, run in runs]),
     ):
-        shared, differing = _split(facts)
+        shared, differing = _split([_texts(values, unset) for _, values in facts], unset)
         if differing:
             labels = [label for label, _ in facts]
             yield f"<h3>{title} that {verb}</h3>"
@@ -47,33 +46,18 @@ def _label(named: Named, seed: int, names: Sequence[Named]) -> str:
     return f"{named.short}, seed {seed}" if several else named.short
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Return settings by dotted key, each value as a text."""
-    flat: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = _text(value)
-    return flat
+def _texts(values: Mapping[str, Any], unset: str) -> dict[str, str]:
+    return {name: setting_text(value, unset) for name, value in dotted(values).items()}
 
 
-def _text(value: Any) -> str:
-    if value is None or value in ([], {}, ()):
-        return _UNSET
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _split(facts: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+def _split(facts: Sequence[Mapping[str, str]], unset: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Return what all runs share and have set, as key and value, and what differs, as key and each run's value."""
     shared: list[tuple[str, ...]] = []
     differing: list[tuple[str, ...]] = []
-    for key in dict.fromkeys(key for _, own in facts for key in own if key not in _TOLD_BY_FILES):
-        own = [flat.get(key, _UNSET) for _, flat in facts]
+    for key in dict.fromkeys(key for own in facts for key in own if key not in _TOLD_BY_FILES):
+        own = [flat.get(key, unset) for flat in facts]
         if len(set(own)) == 1:
-            shared += [(key, own[0])] if own[0] != _UNSET else []
+            shared += [(key, own[0])] if own[0] != unset else []
         else:
             differing.append((key, *own))
     return shared, differing
