@@ -42,6 +42,13 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         check_exports(html=None, plot=None, csv=folder)
 
 
+def test_a_folder_below_the_home_is_no_file_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.csv").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="is a folder; give a file"):
+        check_exports(html=None, plot=None, csv="~/x.csv")
+
+
 def test_endings_are_read_in_any_case_and_nothing_asked_is_nothing_refused() -> None:
     check_exports(html="A.HTML", plot="a.SVG", csv="a.CSV")
     check_exports(html=None, plot=None, csv=None)
@@ -57,6 +64,8 @@ def test_without_the_packages_that_draw_the_command_that_installs_them_is_named(
     )
     with pytest.raises(MissingExtraError, match=r"pip install 'effcli\[plot\]'"):
         check_exports(**{"html": None, "plot": None, "csv": None, flag: name})
+    with pytest.raises(MissingExtraError, match=r"--html a\.html needs"):  # whatever order a set has
+        check_exports(html="a.html", plot="a.png", csv=None)
     check_exports(html=None, plot=None, csv="a.csv")
 
 

@@ -27,7 +27,9 @@ def check_exports(*, html: File, plot: File, csv: File) -> None:
         MissingExtraError: a package that draws is not installed.
     """
     asked = {
-        flag: Path(file) for flag, file in (("--html", html), ("--plot", plot), ("--csv", csv)) if file is not None
+        flag: Path(file).expanduser()
+        for flag, file in (("--html", html), ("--plot", plot), ("--csv", csv))
+        if file is not None
     }
     for flag, path in asked.items():
         endings = _ENDINGS[flag]
@@ -35,7 +37,7 @@ def check_exports(*, html: File, plot: File, csv: File) -> None:
             raise UsageError(f"{flag} '{path}' must end in {' or '.join(endings)}")
         if path.is_dir():
             raise UsageError(f"{flag} '{path}' is a folder; give a file")
-    for flag in asked.keys() & set(_DRAWN):
+    for flag in filter(asked.get, _DRAWN):
         for package in ("altair", "vl_convert"):
             require_installed(package, f"{flag} {asked[flag]}", pip=PIP)
 
