@@ -1,8 +1,9 @@
-"""The standard streams of a command, made to bear a reader that has gone, a full disk, and being closed."""
+"""The standard streams of a command: made to bear a lost reader, a full disk and being closed, and free of advice."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from typing import Any, TextIO
@@ -41,6 +42,15 @@ def bear_lost_streams() -> None:
     """
     sys.stdout = _lasting(sys.stdout, 1, os.O_RDONLY, tell=True)
     sys.stderr = _lasting(sys.stderr, 2, os.O_WRONLY, tell=False)
+
+
+def leave_out_advice() -> None:
+    """Keep what libraries advise when they are imported off stderr, where nobody can follow it.
+
+    On processors with bfloat16 products bitsandbytes asks for a package that multiplies 4-bit weights, of which none
+    are trained here (bitsandbytes/backends/cpu/ops.py, 0.50.2).
+    """
+    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
 
 
 def _lasting(stream: TextIO | None, descriptor: int, access: int, *, tell: bool) -> TextIO:

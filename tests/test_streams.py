@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from effcli.pipeline import run_process
+
 SHOWS = """
 import sys
 from effcli.streams import bear_lost_streams
@@ -24,6 +26,11 @@ for update in range(3):
 progress.stop()
 print("printed by a library", file=sys.stderr)
 print("trained")
+"""
+ADVISED = """
+import atexit, logging
+logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+atexit.register(lambda: (logger.warning("Please make sure you already `pip install kernels`"), logger.error("broken")))
 """
 COMMANDS = [("gpus",), ("optimizers", "adamw", "--json"), ("--help",)]
 IDS = [" ".join(command) for command in COMMANDS]
@@ -70,3 +77,10 @@ def test_output_that_nobody_reads_to_its_end_is_no_fault(command: tuple[str, ...
     done = started("-m", "effcli", *command, stdout=stdout)
     os.close(stdout)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["effcli.cli.app", run_process.__name__])
+def test_advice_of_a_library_is_kept_off_the_terminal_and_its_errors_are_not(module: str) -> None:
+    done = started("-c", f"{ADVISED}from {module} import main\nmain()", "gpus", stdin=subprocess.DEVNULL)
+    assert "broken" in done.stderr
+    assert "pip install" not in done.stderr

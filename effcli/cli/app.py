@@ -19,7 +19,7 @@ from effcli.cli.optimizers import optimizers
 from effcli.cli.plan import plan
 from effcli.cli.report import report
 from effcli.cli.train import train
-from effcli.streams import bear_lost_streams
+from effcli.streams import bear_lost_streams, leave_out_advice
 
 app = typer.Typer(
     name="effcli",
@@ -61,5 +61,6 @@ app.add_typer(recipes.app, name="recipes")
 def main() -> None:
     """Entry point of the console script; ends the process with the right exit code."""
     bear_lost_streams()
+    leave_out_advice()
     interrupt_on_signals()
     sys.exit(run_guarded(lambda: app(standalone_mode=False), verbose="--verbose" in sys.argv))

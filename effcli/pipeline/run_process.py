@@ -17,7 +17,7 @@ from effcli.errors import EffcliError, InterruptedRunError, WriteError
 from effcli.files import NO_ROOM, refused_write
 from effcli.masking import masked
 from effcli.pipeline.run_events import ENDED, READY, EventWriter
-from effcli.streams import bear_lost_streams
+from effcli.streams import bear_lost_streams, leave_out_advice
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
     told = os.dup(1)
     os.dup2(2, 1)
     bear_lost_streams()
+    leave_out_advice()
     events = EventWriter(told, lost=_stop_as_if_interrupted)
     events.send(READY)
     job = json.load(sys.stdin)
