@@ -46,11 +46,13 @@ def test_one_run_is_told_as_it_was_when_it_ended(tmp_path: Path) -> None:
     assert told.stderr == ""
 
 
-def test_one_run_as_json_is_its_record_and_the_only_one_of_its_runs(tmp_path: Path) -> None:
+def test_one_run_as_json_is_a_comparison_of_one_as_several_are(tmp_path: Path) -> None:
     record = records.completed()
-    document = effcli("report", saved(tmp_path / "run", record), "--json").record
-    assert RunRecord.model_validate(document) == record
-    assert [RunRecord.model_validate(run) for run in document["runs"]] == [record]
+    document = ComparisonRecord.model_validate(effcli("report", saved(tmp_path / "run", record), "--json").record)
+    assert document.runs == (record,)
+    (line,) = document.summary
+    assert line.name == record.optimizer.name
+    assert line.predicted_state_bytes == record.optimizer.state_bytes
 
 
 def test_several_runs_are_a_comparison_in_the_order_given(tmp_path: Path) -> None:
@@ -213,8 +215,9 @@ def test_what_is_no_record_is_refused_in_one_line(kind: str, tmp_path: Path) -> 
 
 
 def test_what_is_not_there_or_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
-    assert "No such file" in effcli("report", tmp_path / "nowhere.json").error
-    assert "holds neither record.json nor comparison.json" in effcli("report", tmp_path).error
+    assert "No such file or directory; give record.json of a run" in effcli("report", tmp_path / "nowhere.json").error
+    holds = "holds neither record.json nor comparison.json; give the folder of a run"
+    assert holds in effcli("report", tmp_path).error
     run = saved(tmp_path / "inside" / "run", records.completed())
     assert f"there are runs inside it: {run}" in effcli("report", run.parent).error
     assert "is neither a file nor a folder" in effcli("report", "/dev/null").error

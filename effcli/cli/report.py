@@ -17,7 +17,9 @@ Csv = Annotated[Path | None, o.option("Write a row for each run.", o.OUTPUT, "FI
 def report(
     records: Annotated[
         list[Path],
-        typer.Argument(help="record.json of runs, comparison.json of comparisons, or folders that hold one."),
+        typer.Argument(
+            help="record.json of runs, comparison.json of comparisons, or folders that hold one.", metavar="RECORD"
+        ),
     ],
     html: Html = None,
     plot: Plot = None,
@@ -32,14 +34,14 @@ def report(
     from effcli.measure.reading import read_document
     from effcli.measure.record import RunRecord
     from effcli.report.exports import check_exports, write_exports
-    from effcli.report.output import emit_comparison, emit_files, emit_run_report
+    from effcli.report.output import emit_comparison, emit_files, emit_saved_run
 
     check_exports(html=html, plot=plot, csv=csv)
     documents = [(path, read_document(path)) for path in records]
     comparison = joined(documents)
     first = documents[0][1]
-    if len(documents) == 1 and isinstance(first, RunRecord):
-        emit_run_report(first, json=as_json, quiet=quiet)
+    if len(documents) == 1 and isinstance(first, RunRecord) and not as_json:
+        emit_saved_run(first, quiet=quiet)
     else:
         emit_comparison(comparison, json=as_json, quiet=quiet)
     emit_files(write_exports(comparison, html=html, plot=plot, csv=csv), json=as_json)

@@ -18,6 +18,7 @@ from effcli.units import GIB, cut, format_bytes, listed
 COMPARISON = "comparison.json"
 LARGEST_BYTES = GIB // 2
 """A record of 100,000 updates takes some 20 MB; what is far larger is something else."""
+_WANTED = f"give {RECORD} of a run, {COMPARISON} of a comparison, or a folder that holds one"
 
 
 def read_document(path: Path) -> RunRecord | ComparisonRecord:
@@ -36,7 +37,7 @@ def read_document(path: Path) -> RunRecord | ComparisonRecord:
         field = ".".join(map(str, fault["loc"]))
         raise DataError(
             f"'{file}' is not a record of effcli: {error.error_count()} of its fields do not fit, "
-            f"such as {cut(field)}: {fault['msg']}"
+            f"such as {cut(field)}: {fault['msg']}; {_WANTED}"
         ) from error
     if isinstance(found, ComparisonRecord):
         _check_places(found, file)
@@ -48,27 +49,29 @@ def _file_in(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     inside = sorted(str(file.parent) for file in folder.glob(f"*/{RECORD}"))
-    hint = f"; there are runs inside it: {listed(inside)}" if inside else ""
-    raise DataError(f"'{folder}' holds neither {RECORD} nor {COMPARISON}{hint}")
+    hint = f"there are runs inside it: {listed(inside)}" if inside else "give the folder of a run or of a comparison"
+    raise DataError(f"'{folder}' holds neither {RECORD} nor {COMPARISON}; {hint}")
 
 
 def _document(file: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file."""
     try:
         if file.exists() and not file.is_file():
-            raise DataError(f"'{file}' is neither a file nor a folder")
+            raise DataError(f"'{file}' is neither a file nor a folder; {_WANTED}")
         if (num_bytes := file.stat().st_size) > LARGEST_BYTES:
-            raise DataError(f"'{file}' is not a record of effcli: it is {format_bytes(num_bytes)} large")
+            raise DataError(f"'{file}' is not a record of effcli: it is {format_bytes(num_bytes)} large; {_WANTED}")
         content = file.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read the record '{file}': {error.strerror}") from error
+        raise DataError(f"cannot read the record '{file}': {error.strerror}; {_WANTED}") from error
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
-        raise DataError(f"'{file}' is not a record of effcli: it is cut off or no JSON ({cut(why, 80)})") from error
+        raise DataError(
+            f"'{file}' is not a record of effcli: it is cut off or no JSON ({cut(why, 80)}); {_WANTED}"
+        ) from error
     if not isinstance(document, dict):
-        raise DataError(f"'{file}' is not a record of effcli: it holds no JSON object")
+        raise DataError(f"'{file}' is not a record of effcli: it holds no JSON object; {_WANTED}")
     return document
 
 
@@ -76,7 +79,7 @@ def _kind(document: Mapping[str, Any], file: Path) -> type[RunRecord] | type[Com
     """Return what a document claims to be."""
     version, command = document.get("schema_version"), document.get("command")
     if not isinstance(command, str):
-        raise DataError(f"'{file}' is not a record of effcli: it names no command")
+        raise DataError(f"'{file}' is not a record of effcli: it names no command; {_WANTED}")
     if version != SCHEMA_VERSION:
         raise DataError(
             f"'{file}' is of schema version {cut(str(version))}, and this effcli reads {SCHEMA_VERSION}; "

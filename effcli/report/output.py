@@ -68,12 +68,8 @@ def emit(record: RunRecord, json: bool, quiet: bool) -> None:
     render_run(record, make_console(stderr=False), notes=not quiet and not is_terminal(sys.stdout))
 
 
-def emit_run_report(record: RunRecord, json: bool, quiet: bool) -> None:
-    """Write one saved run to stdout: the tables or its JSON document, which also is the only one of its `runs`."""
-    if json:
-        saved = record.model_dump(mode="json")
-        emit_json({**saved, "runs": [saved]})
-        return
+def emit_saved_run(record: RunRecord, quiet: bool) -> None:
+    """Write the tables of one saved run to stdout, also on a terminal with the notes, unless `quiet`."""
     from effcli.report.tables import render_run
 
     render_run(record, make_console(stderr=False), notes=not quiet)
