@@ -58,7 +58,7 @@ def test_the_tables_fit_80_columns_and_say_the_exact_bytes(path: Path, optimizer
         state_bytes(optimizer), rel=1e-3
     )
     assert re.search(r"^adamw \(as saved\) .* 1\.00 x", text, re.MULTILINE)
-    assert re.search(r"^sgd +0 B +0\.00 x", text, re.MULTILINE)
+    assert re.search(r"^sgd +0 B +0 x", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,15 @@ def test_what_holds_no_optimizer_state_is_one_line(make: Any, tmp_path: Path) ->
     assert result.code == 2
     assert result.stdout == ""
     assert str(path) in result.error
+    assert "; give a Trainer checkpoint, " in result.error
 
 
 def test_a_path_that_does_not_exist_gets_the_nearest_name(path: Path, tmp_path: Path) -> None:
     near = effcli("inspect", tmp_path / "optimiser.pt")
     assert near.code == 2
     assert near.error == f"'{tmp_path / 'optimiser.pt'}' does not exist. Did you mean 'optimizer.pt'?"
+    far = effcli("inspect", "/no-such-folder-at-all")
+    assert "does not exist; give a Trainer checkpoint, " in far.error
     deeper = effcli("inspect", tmp_path / "optimizer.p" / "a" / "b")
     assert deeper.error == f"'{tmp_path / 'optimizer.p'}' does not exist. Did you mean 'optimizer.pt'?"
 
@@ -257,3 +260,19 @@ def test_damaged_files_beside_a_state_leave_it_without_names(
     assert any((why or "Parameters have their positions for names") in note for note in record["notes"]), record[
         "notes"
     ]
+
+
+def test_a_state_that_is_small_beside_others_has_a_ratio_of_its_own(tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4096, 512))
+    optimizer = torch.optim.Adafactor([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "o.pt")
+    text = shown(tmp_path / "o.pt")
+    assert re.search(r"^adamw +16\.00 MiB +910 x", text, re.MULTILINE), text
+    wide = torch.nn.Parameter(torch.ones(4096, 512))
+    other = torch.optim.AdamW([wide])
+    wide.grad = torch.ones_like(wide)
+    other.step()
+    torch.save(other.state_dict(), tmp_path / "o.pt")
+    assert re.search(r"^adafactor +18\.00 KiB +0\.00110 x", shown(tmp_path / "o.pt"), re.MULTILINE)

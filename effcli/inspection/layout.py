@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from effcli.state_entries import entries_of, tally
@@ -20,27 +20,30 @@ it, torch's Adafactor keeps it (transformers/optimization.py, 5.24; torch/optim/
 _FEW_BITS = ("float8", "float4", "int4", "uint4", "int2", "uint2")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
     """The state of one parameter.
 
     `own` has elements and bytes of each key, without the bytes of tables that all parameters share: those are in
-    `shared`. `dtypes` are those of statistics, `quantised` says that one of them has fewer than 16 bits, `block_sizes`
-    are the elements that share a scale. `shape` is the parameter's, None where the state does not tell it.
+    `shared`. `dtypes` are those of statistics, `block_sizes` the elements that share a scale. `shape` is the
+    parameter's, None where the state does not tell it.
     """
 
-    label: str
     shape: Shape | None
-    own: dict[str, StateAmount]
-    shared: dict[str, int] = field(default_factory=dict)
-    dtypes: frozenset[str] = frozenset()
-    quantised: bool = False
-    block_sizes: frozenset[int] = frozenset()
+    own: Mapping[str, StateAmount]
+    shared: Mapping[str, int]
+    dtypes: frozenset[str]
+    block_sizes: frozenset[int]
 
     @property
     def num_elements(self) -> int:
         """Return the elements of all its statistics."""
         return sum(amount.elements for amount in self.own.values())
+
+    @property
+    def quantised(self) -> bool:
+        """Return whether one of its statistics has fewer than 16 bits."""
+        return any(DTYPE_BYTES.get(dtype, 2) < 2 or dtype.startswith(_FEW_BITS) for dtype in self.dtypes)
 
 
 def saved_states(states: Mapping[str, Any], *, whole: bool = True) -> dict[str, SavedState]:
@@ -49,29 +52,33 @@ def saved_states(states: Mapping[str, Any], *, whole: bool = True) -> dict[str, 
     Without `whole` the tensors are parts of parameters, which tell no shapes.
     """
     counted = tally(states.items())
-    found: dict[str, SavedState] = {}
+    own: dict[str, dict[str, StateAmount]] = {}
     for (owner, key), entry in counted.entries.items():
-        if owner not in found:
-            flat = dict(entries_of(states[owner]))
-            found[owner] = SavedState(
-                label=owner,
-                shape=parameter_shape(flat) if whole else None,
-                own={},
-                block_sizes=frozenset(_block_sizes(flat.values())),
-            )
-        found[owner].own[key] = StateAmount(elements=entry.num_elements, bytes=0)
+        own.setdefault(owner, {})[key] = StateAmount(elements=entry.num_elements, bytes=0)
+    shared: dict[str, dict[str, int]] = {owner: {} for owner in own}
+    dtypes: dict[str, set[str]] = {owner: set() for owner in own}
     for held in counted.held.values():
         for owner in held.owners:
-            state = found[owner]
             if held.role is Role.STATISTIC:
-                state.dtypes |= {held.storage.dtype}
-                state.quantised |= _is_quantised(held.storage.dtype)
+                dtypes[owner].add(held.storage.dtype)
             if held.is_shared:
-                state.shared[held.key] = held.storage.num_bytes
+                shared[owner][held.key] = held.storage.num_bytes
             else:
-                before = state.own[held.key]
-                state.own[held.key] = StateAmount(elements=before.elements, bytes=before.bytes + held.storage.num_bytes)
-    return found
+                before = own[owner][held.key]
+                own[owner][held.key] = StateAmount(
+                    elements=before.elements, bytes=before.bytes + held.storage.num_bytes
+                )
+    entries = {owner: dict(entries_of(states[owner])) for owner in own}
+    return {
+        owner: SavedState(
+            shape=parameter_shape(entries[owner]) if whole else None,
+            own=amounts,
+            shared=shared[owner],
+            dtypes=frozenset(dtypes[owner]),
+            block_sizes=frozenset(_block_sizes(entries[owner].values())),
+        )
+        for owner, amounts in own.items()
+    }
 
 
 def parameter_shape(state: Mapping[str, Any]) -> Shape | None:
@@ -130,7 +137,3 @@ def _block_sizes(values: Iterable[Any]) -> Iterable[int]:
         scales = getattr(value, "scale", None) if hasattr(value, "__tensor_flatten__") else None
         if scales is not None and scales.numel() and value.numel() % scales.numel() == 0:
             yield value.numel() // scales.numel()
-
-
-def _is_quantised(dtype: str) -> bool:
-    return DTYPE_BYTES.get(dtype, 2) < 2 or dtype.startswith(_FEW_BITS)

@@ -22,13 +22,13 @@ from effcli.measure.inspection_record import (
     SavedParameter,
     SavedValues,
 )
-from effcli.measure.optimizer_size import inspect_states
+from effcli.measure.optimizer_size import OptimizerSize, inspect_states
 from effcli.memory.state import predict_state
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.hyper import default_hyper
 from effcli.optim.overrides import Override
-from effcli.saved import SavedOptimizer, read_saved, split_key, values_of
+from effcli.saved import READ, SavedOptimizer, read_saved, split_key, values_of
 from effcli.state_entries import entries_of
 from effcli.units import ParamInfo, count, format_bytes
 
@@ -69,10 +69,7 @@ def inspect(
         state_bytes=size.state_bytes,
         state_elements=size.state_elements,
         num_tensors=size.num_tensors,
-        tensors={
-            key: SavedAmount(elements=amount.elements, bytes=amount.bytes, dtype="+".join(size.dtypes[key]))
-            for key, amount in size.tensors.items()
-        },
+        tensors=_by_name(size),
         by_parameter=size.by_parameter,
         shared_bytes=size.shared_bytes,
         parameters=_parameters(states, names, naming, found.best, size.by_parameter),
@@ -80,6 +77,13 @@ def inspect(
         values=shown,
         notes=(*saved.notes, *naming.notes, *notes, *more),
     )
+
+
+def _by_name(size: OptimizerSize) -> dict[str, SavedAmount]:
+    return {
+        key: SavedAmount(elements=amount.elements, bytes=amount.bytes, dtype="+".join(size.dtypes[key]))
+        for key, amount in size.tensors.items()
+    }
 
 
 def _check_exists(path: Path) -> None:
@@ -92,7 +96,8 @@ def _check_exists(path: Path) -> None:
     siblings: list[str] = []
     with suppress(OSError):  # a folder that may be entered but not listed
         siblings = [sibling.name for sibling in missing.absolute().parent.iterdir()]
-    raise UsageError(f"'{missing}' does not exist.{nearest(missing.name, siblings)}")
+    near = nearest(missing.name, siblings)
+    raise UsageError(f"'{missing}' does not exist" + (f".{near}" if near else f"; give {READ}"))
 
 
 def _values(

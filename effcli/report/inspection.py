@@ -11,6 +11,7 @@ from rich.text import Text
 
 from effcli.report.bars import stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
+from effcli.report.number_text import ratio
 from effcli.report.text import plain
 from effcli.units import count, format_bytes, format_count
 
@@ -134,7 +135,7 @@ def _as_saved(name: str, record: InspectionRecord) -> str:
 
 
 def _ratio(num_bytes: int, saved: int) -> str:
-    return f"{num_bytes / saved:.2f} x" if saved else "-"
+    return f"{ratio(num_bytes / saved)} x" if saved else "-"
 
 
 def _values(values: Sequence[SavedValues]) -> Iterable[RenderableType]:

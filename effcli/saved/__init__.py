@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from effcli.saved.optimizer import SavedOptimizer
+from effcli.saved.optimizer import READ, SavedOptimizer
 from effcli.saved.read import read_saved, split_key
 from effcli.saved.values import values_of
 
-__all__ = ["SavedOptimizer", "read_saved", "split_key", "values_of"]
+__all__ = ["READ", "SavedOptimizer", "read_saved", "split_key", "values_of"]

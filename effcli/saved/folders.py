@@ -14,6 +14,7 @@ from effcli.run_folder import RECIPE, RECORD, RunFolder
 from effcli.saved.deepspeed import SHARDS
 from effcli.saved.mapped import unreadable
 from effcli.saved.metadata import METADATA
+from effcli.saved.optimizer import READ
 from effcli.saved.safe_text import safe
 from effcli.units import count, listed
 
@@ -22,7 +23,6 @@ _SHARDED = re.compile(r"optimizer(?:_(\d+))?")
 _RANKS = re.compile(r"(?:optimizer_\d+_rank\d+\.bin|rank\d+-of-\d+-optimizer\.pt)")
 _CHECKPOINT = re.compile(r"checkpoint[-_](\d+)")
 _STEP = re.compile(r"global_step(\d+)")
-_KNOWN = "a Trainer checkpoint, accelerate's save_state folder, a run of effcli, or the file itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def find_in_folder(folder: Path) -> Location:
         place = look(folder, names)
         if place is not None:
             return place
-    raise DataError(f"'{folder}' holds no optimizer state: {_instead(folder, names)}; give {_KNOWN}")
+    raise DataError(f"'{folder}' holds no optimizer state: {_instead(folder, names)}; give {READ}")
 
 
 def _names(folder: Path) -> list[str]:

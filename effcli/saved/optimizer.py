@@ -12,6 +12,11 @@ from effcli.saved.mapped import MappedFile
 if TYPE_CHECKING:
     import torch
 
+READ = (
+    "a Trainer checkpoint, accelerate's save_state folder, a run of effcli, or an optimizer's file such as optimizer.pt"
+)
+"""What can be read, for messages."""
+
 Pieces = Callable[[], Iterator["torch.Tensor"]]
 """Reads a tensor that lies in several places: yields its parts."""
 

@@ -12,10 +12,10 @@ from effcli.saved.distributed import read_distributed
 from effcli.saved.folders import Location, find_in_folder
 from effcli.saved.mapped import map_file
 from effcli.saved.metadata import METADATA
-from effcli.saved.optimizer import SavedOptimizer
+from effcli.saved.optimizer import READ, SavedOptimizer
 from effcli.saved.safe_text import safe
 from effcli.saved.state_dicts import PART, choose, find_optimizers, labelled
-from effcli.saved.torch_file import load_torch_file
+from effcli.saved.torch_file import OtherKindError, load_torch_file
 from effcli.units import listed
 
 _DATA_FILE = ".distcp"
@@ -65,7 +65,10 @@ def _read_file(path: Path, wanted: str | None) -> SavedOptimizer:
     """Return the optimizer state of one file; `wanted` is the dotted key of one of several."""
     what = f"'{path}'"
     file = map_file(path)
-    loaded = load_torch_file(file)
+    try:
+        loaded = load_torch_file(file)
+    except OtherKindError as error:
+        raise DataError(f"{error}; give {READ}") from error
     if is_shard(loaded.value):
         return read_deepspeed([path], path)
     found, notes = choose(find_optimizers(loaded.value), wanted, what, loaded.value)

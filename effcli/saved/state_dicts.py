@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
+from effcli.saved.optimizer import READ
 from effcli.saved.plain_values import SavedArray
 from effcli.saved.safe_text import safe
 from effcli.units import count, listed
@@ -85,7 +86,7 @@ def choose(found: list[FoundState], wanted: str | None, what: str, value: Any) -
         DataError: there is none, or none under that key.
     """
     if not found:
-        raise DataError(f"{what} holds no optimizer state: {held_instead(value)}")
+        raise DataError(f"{what} holds no optimizer state: {held_instead(value)}; give {READ}")
     names = [".".join(each.keys) for each in found]
     if wanted is not None:
         if wanted not in names:

@@ -30,11 +30,16 @@ class LoadedFile:
     classes: frozenset[str]
 
 
+class OtherKindError(DataError):
+    """A file that neither torch nor pickle wrote."""
+
+
 def load_torch_file(file: MappedFile) -> LoadedFile:
     """Return what a file of torch or pickle holds; no byte of a tensor is read.
 
     Raises:
-        DataError: it is damaged or of another kind, or asks for code to be run.
+        OtherKindError: it is of another kind.
+        DataError: it is damaged, or asks for code to be run.
     """
     what = f"'{file.path}'"
     section = Section(file)
@@ -43,9 +48,9 @@ def load_torch_file(file: MappedFile) -> LoadedFile:
     if start.startswith(ZIP_START):
         return load_archive(section, what)
     if len(start) > 8 and start[8:9] == b"{" and int.from_bytes(start[:8], "little") < file.num_bytes:
-        raise DataError(f"{what} is a safetensors file: it holds weights, and no optimizer state is saved that way")
+        raise OtherKindError(f"{what} is a safetensors file: it holds weights and no optimizer state")
     if not start.startswith(_PICKLE_STARTS):
-        raise DataError(f"{what} is no file that torch.save wrote; it begins with {safe(repr(start), 40)}")
+        raise OtherKindError(f"{what} is no file that torch.save wrote; it begins with {safe(repr(start), 40)}")
     return _load_older(section, what)
 
 
