@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effcli.engines.surroundings import without_launcher_settings
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from effcli.engines.base import Progress
     from effcli.engines.session import Evaluation, Update
     from effcli.measure.record import RunRecord
+    from effcli.run_folder import RunFolder
     from effcli.spec import RunSpec
 
 START_S = 120.0
@@ -50,14 +50,15 @@ class Tracking:
     noted: the run goes on, and its record has everything.
     """
 
-    def __init__(self, spec: RunSpec, folder: Path, progress: Progress) -> None:
-        self._spec, self._folder, self._progress = spec, folder, progress
+    def __init__(self, spec: RunSpec, folder: RunFolder, progress: Progress) -> None:
+        self._spec, self._folder, self._progress = spec, folder.tracking, progress
+        self._name = folder.path.resolve().name
         self._total_updates = 0
         self._opened: dict[str, _Opened] = {}
         self.notes: tuple[str, ...] = ()
 
     def start(self, *, updates_done: int, total_updates: int) -> None:
-        """Begin a run named after optimizer and seed, or go on with the one that the folder is of.
+        """Begin a run named after its folder, or go on with the one that the folder is of.
 
         Raises:
             UnreachableError: a service does not begin.
@@ -69,7 +70,7 @@ class Tracking:
         for name in names:
             place = Place(
                 folder=self._folder,
-                name=f"{self._spec.optim.name}-seed{self._spec.loop.seed}",
+                name=ids["name"],
                 run_id=ids["id"],
                 first_update=updates_done + 1,
                 goes_on=name in ids,
@@ -100,11 +101,11 @@ class Tracking:
         self._opened.clear()
 
     def _ids(self) -> dict[str, str]:
-        """Return the id of the run, and those that services gave it, by service."""
+        """Return id and name that the run began with, and by service the id that each gave it."""
         try:
             return dict(json.loads((self._folder / _IDS).read_bytes()))
         except (OSError, ValueError):
-            return {"id": secrets.token_hex(4)}
+            return {"id": secrets.token_hex(4), "name": self._name}
 
     def _open(self, name: str, place: Place) -> _Opened:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS

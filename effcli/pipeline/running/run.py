@@ -101,7 +101,7 @@ class Run:
         self._profiling = Profiling(prepared, model, self._optimizer, self._meter, start.profiled)
         watchers = (self._probe, self._meter, self._whereabouts, self._weight_changes, self._clipping)
         self._watchers = (self._profiling, *watchers)
-        self._tracking = Tracking(spec, folder.tracking, progress)
+        self._tracking = Tracking(spec, folder, progress)
         self._start = start
         self._first_window = start.first_window or self._loop.window_schedule.window
         self._loader = train_loader(
@@ -270,9 +270,16 @@ class Run:
             }
         )
         try:
-            write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
+            self._write(record)
         finally:
+            known = self._tracking.notes
             self._tracking.finish(record)
         for note in notes:
             self._progress.note(note)
+        if late := self._tracking.notes[len(known) :]:
+            record = record.model_copy(update={"notes": (*record.notes, *late)})
+            self._write(record)
         return record
+
+    def _write(self, record: RunRecord) -> None:
+        write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
