@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +18,8 @@ ATEN = torch.ops.aten
 SHAPE = (8, 64, 128)
 
 
-def plain(dtype: torch.dtype) -> torch.Tensor:
-    return torch.rand(SHAPE, dtype=dtype)
+def plain(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.rand(shape or SHAPE, dtype=dtype)
 
 
 def turned(dtype: torch.dtype) -> torch.Tensor:
@@ -33,10 +36,10 @@ def normed(dtype: torch.dtype) -> tuple[Any, ...]:
     return turned(dtype), values, [128], mean, spread, weight, weight, [True, True, True]
 
 
-def attended(dtype: torch.dtype, tokens: int) -> tuple[Any, ...]:
+def attended(dtype: torch.dtype, tokens: int, is_causal: bool) -> tuple[Any, ...]:
     query, key = heads(dtype, tokens), heads(dtype, 600)
-    output, sums = ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, key)
-    return torch.rand_like(output), query, key, key, output, sums, 0.0, False
+    output, sums = ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, key, 0.0, is_causal)
+    return torch.rand_like(output), query, key, key, output, sums, 0.0, is_causal
 
 
 CALLS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
@@ -114,6 +117,14 @@ CALLS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
         plain(dtype)[0, :, ::2],
         plain(dtype)[0, :, :64],
     ),
+    "products of turned matrices": lambda dtype: (ATEN.bmm.default, turned(dtype), plain(dtype).transpose(1, 2)),
+    "products of every other column": lambda dtype: (ATEN.bmm.default, plain(dtype)[..., ::2], turned(dtype)),
+    "a sum of products with a part of each row": lambda dtype: (
+        ATEN.baddbmm.default,
+        torch.rand(8, 64, 64, dtype=dtype),
+        plain(dtype)[..., :64],
+        turned(dtype)[..., :64],
+    ),
     "a choice of scores by position": lambda dtype: (
         ATEN.gather.default,
         plain(dtype),
@@ -145,18 +156,80 @@ def test_a_kernel_takes_what_is_said_beside_its_results(name: str, dtype: torch.
     assert sum(said) + sum(result.untyped_storage().nbytes() for result in results) == pytest.approx(taken, abs=64)
 
 
+PRODUCTS = {
+    "many rows": (1100, 768, 96),
+    "deep": (33, 2049, 130),
+    "deep, and rows of 8 KiB": (1024, 4096, 48),
+    "few rows for many columns": (5, 300, 2048),
+    "one row": (1, 1100, 130),
+    "one column": (130, 1100, 1),
+    "shallow": (257, 3, 200),
+    "as deep as a power of two": (100, 2048, 40),
+    "too small for oneDNN": (16, 16, 16),
+}
+"""Rows, depth, columns."""
+
+
+@pytest.mark.parametrize("is_turned", [False, True], ids=["bfloat16", "bfloat16, turned"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_in_bfloat16_takes_what_is_said(name: str, is_turned: bool) -> None:
+    rows, depth, columns = PRODUCTS[name]
+    left = torch.rand(depth, rows, dtype=torch.bfloat16).t() if is_turned else plain(torch.bfloat16, rows, depth)
+    right = plain(torch.bfloat16, depth, columns)
+
+    taken = profiled_peak(lambda: torch.mm(left, right))
+
+    said = CpuKernels().workspace_bytes(ATEN.mm.default, (left, right))
+    assert sum(said) + 2 * rows * columns == taken
+
+
+def test_a_product_in_bfloat16_takes_nothing_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    left = right = plain(torch.bfloat16, 64, 64)
+
+    taken = profiled_peak(lambda: torch.mm(left, right))
+    said = CpuKernels().workspace_bytes(ATEN.mm.default, (left, right))
+
+    assert taken == 2 * 64 * 64
+    assert sum(said) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
+def test_lesser_processors_take_what_is_said(limit: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-k",
+        "bfloat16",
+        __file__,
+    ]
+
+    run = subprocess.run(command, env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit}, capture_output=True, text=True)
+
+    assert run.returncode == 0, run.stdout
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("tokens", [20, 200, 800])
-def test_the_gradient_of_attention_takes_blocks_of_scores_for_each_thread(tokens: int, dtype: torch.dtype) -> None:
-    args = attended(dtype, tokens)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("tokens", [20, 200, 777])
+def test_the_gradient_of_attention_takes_blocks_of_scores_for_each_thread(
+    tokens: int, is_causal: bool, dtype: torch.dtype
+) -> None:
+    args = attended(dtype, tokens, is_causal)
     operator = ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
     kept: list[Any] = []
 
     taken = profiled_peak(lambda: kept.append(operator(*args)))
 
     said = CpuKernels().workspace_bytes(operator, args)
-    row_sums = 4 * 256 * torch.get_num_threads()  # not said: too little
-    assert sum(said) + sum(result.nbytes for result in kept[0]) == pytest.approx(taken, abs=row_sums)
+    assert sum(said) + sum(result.nbytes for result in kept[0]) == pytest.approx(taken, abs=64)
 
 
 FILTERS = {

@@ -5,7 +5,7 @@ Left out are buffers of one small matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from effcli.trace.cpu_convolution import convolution, convolution_backward
+from effcli.trace.cpu_products import Product, is_turned, product_bytes, product_of
 from effcli.trace.sizes import FLOAT_BYTES, INDEX_BYTES, copies, has_leading_dimension, nbytes
 
 Workspace = Callable[[int, Any, Sequence[Any]], Sequence[int]]
@@ -80,12 +81,34 @@ def _attention(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int
 
 
 def _attention_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
-    """Return each thread's block of scores and their gradient (`cpu_flash_attention_backward`, the same file)."""
+    """Return each thread's block of scores and their gradient, and a row of sums, beside its products of matrices.
+
+    `cpu_flash_attention_backward`, the same file.
+    """
     gradient, query, key = args[:3]
     rows, columns = _block(query, key)
     scores = 2 * num_threads * rows * columns
-    buffers = [*copies(gradient.transpose(1, 2)), scores * FLOAT_BYTES]
-    return [*buffers, scores * query.element_size()] if query.element_size() < FLOAT_BYTES else buffers
+    buffers = [*copies(gradient.transpose(1, 2)), (scores + num_threads * rows) * FLOAT_BYTES]
+    if query.element_size() >= FLOAT_BYTES:
+        return buffers
+    products = _attention_products(query, key, causal=args[7]) if query.dtype is torch.bfloat16 else ()
+    own = max((product_bytes(product, num_threads) for product in products), default=0)
+    return [*buffers, scores * query.element_size(), num_threads * own]
+
+
+def _attention_products(query: torch.Tensor, key: torch.Tensor, *, causal: bool) -> Iterator[Product]:
+    """Yield the products of blocks that make the gradients of values and keys, and that of queries.
+
+    Blocks are whole but for the last queries and the last keys, which a causal mask may leave out.
+    """
+    width, length, keys = query.shape[3], query.shape[2], key.shape[2]
+    rows, columns = _block(query, key)
+    last_rows, last_columns = length % rows, keys % columns
+    for num_rows, end in ((rows, length - last_rows), (last_rows, length)):
+        reaches_last = not causal or end > keys - last_columns
+        for num_columns in (columns, last_columns if reaches_last else 0):
+            yield Product(rows=num_columns, depth=num_rows, columns=width, turned=True)
+            yield Product(rows=num_rows, depth=num_columns, columns=width)
 
 
 def _block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
@@ -132,10 +155,36 @@ def _rolled(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
 
 def _matrices(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return copies of operands that BLAS cannot take as they are (`addmm_impl_cpu_`, `LinearAlgebra.cpp`)."""
-    return [nbytes(operand) for operand in args[-2:] if not has_leading_dimension(operand)]
+    copied = [nbytes(operand) for operand in args[-2:] if not has_leading_dimension(operand)]
+    return [*copied, *_product(num_threads, *args[-2:])]
+
+
+def _batches(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
+    """Return what oneDNN takes, with copies of operands that it can't take as they are; else those of one matrix.
+
+    `mkldnn_matmul` in `mkldnn/Matmul.cpp`, `bmm_out_or_baddbmm_` in `LinearAlgebra.cpp`.
+    """
+    left, right = args[-2:]
+    own = _product(num_threads, left, right)
+    if own:
+        return [*(nbytes(each) for each in (left, right) if not (each.is_contiguous() or is_turned(each))), *own]
+    if left.shape[1] * left.shape[2] * right.shape[2] < _SMALL_MATRICES:
+        return []
+    return [nbytes(each[0]) for each in (left, right) if not has_leading_dimension(each)]
+
+
+def _product(num_threads: int, left: torch.Tensor, right: torch.Tensor) -> list[int]:
+    """Return what oneDNN takes for a product in bfloat16, and nothing for others, which BLAS makes."""
+    if left.dtype is not torch.bfloat16:
+        return []
+    num_bytes = product_bytes(product_of(left, right), num_threads)
+    return [num_bytes] if num_bytes else []
 
 
 _aten = torch.ops.aten
+
+_SMALL_MATRICES = 400
+"""Multiplications below which the matrices of a batch are multiplied as they are (`LinearAlgebra.cpp`)."""
 
 _PROMOTING = (
     *(_aten.add, _aten.add_, _aten.sub, _aten.sub_, _aten.rsub, _aten.mul, _aten.mul_, _aten.div, _aten.div_),
@@ -181,5 +230,7 @@ WORKSPACES: Mapping[Any, Workspace] = {
     _aten.convolution_backward.default: convolution_backward,
     _aten.mm.default: _matrices,
     _aten.addmm.default: _matrices,
+    _aten.bmm.default: _batches,
+    _aten.baddbmm.default: _batches,
 }
 """Operators without an entry take nothing beside their results."""
