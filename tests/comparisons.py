@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.record import EvalFacts, ProfiledUpdate, RunRecord, StateAmount, Throughput, UpdateFacts
 from effcli.memory.plan import MemoryPlan, PhaseBytes, TimelinePoint
 from tests import records

@@ -44,14 +44,14 @@ main()
 
 def fake_runs(monkeypatch: pytest.MonkeyPatch, ways: Mapping[str, str] | None = None) -> None:
     """Let comparisons of this process start such runs, which end in these ways."""
-    monkeypatch.setattr("effcli.pipeline.fresh_process._PROGRAM", _PROGRAM)
+    monkeypatch.setattr("effcli.pipeline.comparing.fresh_process._PROGRAM", _PROGRAM)
     monkeypatch.setenv(WAYS, json.dumps(ways or {}))
 
 
 def main() -> None:
     """Be the process of one run."""
     from effcli import pipeline
-    from effcli.pipeline import run_process
+    from effcli.pipeline.comparing import run_process
 
     pipeline.train = _train
     run_process.main()
@@ -60,7 +60,7 @@ def main() -> None:
 def compare() -> None:
     """Be `effcli`, with such runs and without the page, whose charts take a second to load."""
     from effcli.cli import app
-    from effcli.pipeline import fresh_process
+    from effcli.pipeline.comparing import fresh_process
 
     fresh_process._PROGRAM = _PROGRAM
     sys.modules["effcli.cli.compare"]._page = lambda *given: None  # type: ignore[attr-defined]

@@ -213,7 +213,7 @@ def test_layers_lie_above_each_other_as_in_a_training_run(tmp_path: Path) -> Non
 def test_what_can_be_refused_is_refused_before_the_first_run(
     arguments: tuple[object, ...], code: int, words: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("effcli.pipeline.comparing.train_in_fresh_process", None)
+    monkeypatch.setattr("effcli.pipeline.comparing.runs.train_in_fresh_process", None)
     done = compare(*arguments, *(() if "--resume" in arguments else ("--out", out)))
     assert done.code == code
     assert words in done.error
@@ -223,7 +223,7 @@ def test_what_can_be_refused_is_refused_before_the_first_run(
 def test_an_optimizer_whose_package_is_missing_is_refused_before_the_first_run(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("effcli.pipeline.comparing.train_in_fresh_process", None)
+    monkeypatch.setattr("effcli.pipeline.comparing.runs.train_in_fresh_process", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = compare("adamw", "adam8bit", "--out", out)
     assert done.code == 3

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from effcli.measure.comparison import Attempt
+from effcli.measure.comparison_record import Attempt
 from effcli.measure.record import RunRecord
-from effcli.pipeline.comparison_notes import comparison_notes
+from effcli.pipeline.comparing.notes import comparison_notes
 from tests import comparisons
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from effcli.engines.base import EvalResult
-from effcli.pipeline.processor_times import ProcessorTimes, others_share, read_processor_times
-from effcli.pipeline.run_events import EventPlayer, EventWriter, SaidOnce, read_event
+from effcli.pipeline.comparing.processor_times import ProcessorTimes, others_share, read_processor_times
+from effcli.pipeline.comparing.run_events import EventPlayer, EventWriter, SaidOnce, read_event
 from effcli.report.progress import QuietProgress
 from tests.fake_runs import LONG, SLOW, WAYS, attempts, saved
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from effcli.errors import MissingExtraError, UsageError, WriteError
-from effcli.measure.comparison import COMPARED, ComparisonRecord
+from effcli.measure.comparison_record import COMPARED, ComparisonRecord
 from effcli.report.exports import check_exports, write_exports
 from tests import comparisons
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from effcli.errors import WriteError
-from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.record import RunRecord, UpdateFacts
 from effcli.report.charts.labels import Spot, placed
 from effcli.report.page import write_page

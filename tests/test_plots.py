@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from effcli.errors import WriteError
-from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.report.plots import write_plot
 from tests import comparisons
 

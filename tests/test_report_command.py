@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from effcli.measure.comparison import ComparisonRecord
+from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.record import RunRecord
 from tests import comparisons, plans, records
 from tests.commands import effcli

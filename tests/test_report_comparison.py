@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.record import RunRecord
 from effcli.memory.plan import exact_plan
 from effcli.report.output import emit_comparison

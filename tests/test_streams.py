@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from effcli.pipeline import run_process
+from effcli.pipeline.comparing import run_process
 
 SHOWS = """
 import sys

@@ -153,7 +153,7 @@ def compare(
 
 def _page(out: str, quiet: bool) -> str | None:
     """Return where the page goes that nobody asked for; None, said aloud, where what draws it is not installed."""
-    from effcli.pipeline.comparison_folder import PAGE
+    from effcli.pipeline.comparing.folder import PAGE
 
     if all(importlib.util.find_spec(package) for package in ("altair", "vl_convert")):
         return str(Path(out).expanduser() / PAGE)

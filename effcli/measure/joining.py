@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.reading import COMPARISON
 from effcli.measure.record import RunRecord, Status
 from effcli.run_folder import RECORD

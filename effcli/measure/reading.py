@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from effcli.errors import DataError
-from effcli.measure.comparison import ComparisonRecord
+from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.record import SCHEMA_VERSION, RunRecord
 from effcli.run_folder import RECORD
 from effcli.units import GIB, cut, format_bytes, listed

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from effcli.pipeline.comparing import check_compared, compare, plan_comparison
-from effcli.pipeline.comparison_settings import Comparison, resolve_comparison
+from effcli.pipeline.comparing.runs import check_compared, compare, plan_comparison
+from effcli.pipeline.comparing.settings import Comparison, resolve_comparison
 from effcli.pipeline.estimate_settings import resolve_estimate, resolve_search
 from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec

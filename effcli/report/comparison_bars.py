@@ -16,7 +16,7 @@ from effcli.report.text import common_unit, plain
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
     from effcli.measure.record import RunRecord
 
 _LOOKS = ("cyan", "yellow", "green", "magenta")

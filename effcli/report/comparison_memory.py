@@ -14,7 +14,7 @@ from effcli.units import Basis, Category, count, format_count
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from effcli.measure.comparison import ComparisonRecord, Summary
+    from effcli.measure.comparison_record import ComparisonRecord, Summary
     from effcli.measure.record import ProfiledUpdate, RunRecord
 
 _STATE = ("predicted_state_bytes", "measured_state_bytes")

@@ -15,7 +15,7 @@ from effcli.units import format_count
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from effcli.measure.comparison import ComparisonRecord, Summary
+    from effcli.measure.comparison_record import ComparisonRecord, Summary
     from effcli.measure.record import Baselines
 
 _SPEED = "seconds_per_update"

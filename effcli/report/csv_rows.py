@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from effcli.measure.comparison import COMPARED, compared
+from effcli.measure.comparison_record import COMPARED, compared
 from effcli.report.text import plain
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import Attempt, ComparisonRecord
+    from effcli.measure.comparison_record import Attempt, ComparisonRecord
     from effcli.measure.record import RunRecord
 
 _FORMULA = ("=", "+", "-", "@")

@@ -10,7 +10,7 @@ from effcli.files import write_text
 from effcli.packages import require_installed
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
 
 PIP = "'effcli[plot]'"
 _ENDINGS = {"--html": (".html", ".htm"), "--plot": (".png", ".svg"), "--csv": (".csv",)}

@@ -11,7 +11,7 @@ from effcli.report.text import plain
 from effcli.units import count, listed
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
     from effcli.measure.record import RunRecord
 
 _MOST = 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.report.text import plain
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import Attempt, ComparisonRecord
+    from effcli.measure.comparison_record import Attempt, ComparisonRecord
 
 
 def notes_of(record: ComparisonRecord) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
     from effcli.measure.estimate_record import EstimateRecord
     from effcli.measure.inspection_record import InspectionRecord
     from effcli.measure.record import RunRecord

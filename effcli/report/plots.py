@@ -13,7 +13,7 @@ from effcli.report.charts.tradeoff import tradeoff_chart
 from effcli.report.headline import headline, what_ran
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
 
 _WIDTH = 320
 

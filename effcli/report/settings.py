@@ -13,7 +13,7 @@ from effcli.setting_texts import UNSET, mapping, run_settings, setting_label, se
 from effcli.units import count, format_count
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
     from effcli.measure.record import RunRecord
 
 _Read = Callable[["RunRecord"], str]

@@ -13,7 +13,7 @@ from effcli.report.text import plain
 from effcli.units import cut
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord, Summary
+    from effcli.measure.comparison_record import ComparisonRecord, Summary
     from effcli.measure.record import RunRecord
 
 _SHORT = 40

@@ -15,7 +15,7 @@ from effcli.report.page.shell import document, escaped
 from effcli.report.page.tables import summary_table
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
 
 
 def write_page(record: ComparisonRecord, path: Path) -> None:

@@ -13,7 +13,7 @@ from effcli.report.page.tables import text_table
 from effcli.setting_texts import UNSET, dotted, setting_text
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import ComparisonRecord
+    from effcli.measure.comparison_record import ComparisonRecord
 
 _TOLD_BY_FILES = ("output.out", "out")
 """Keys of the folder of a run in its settings and in its environment."""

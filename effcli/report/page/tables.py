@@ -15,7 +15,7 @@ from effcli.report.text import common_unit, in_unit, plain
 from effcli.units import Category, count, format_bytes, format_count
 
 if TYPE_CHECKING:
-    from effcli.measure.comparison import Summary
+    from effcli.measure.comparison_record import Summary
     from effcli.measure.record import RunRecord
 
 _BYTES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
 from effcli.files import DRAFT, remove_folder, write_text
-from effcli.measure.comparison import ComparisonRecord
+from effcli.measure.comparison_record import ComparisonRecord
 from effcli.run_folder import RunFolder, refuse_inputs
 from effcli.run_lock import RunLock
 from effcli.units import listed

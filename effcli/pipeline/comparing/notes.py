@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from effcli.measure.comparison import Attempt
+from effcli.measure.comparison_record import Attempt
 from effcli.measure.record import RunRecord
 from effcli.units import listed
 

@@ -1,6 +1,6 @@
 """The process of one run: reads what to train from stdin, and tells on what was its stdout how it goes.
 
-Started by `effcli.pipeline.fresh_process`. Whatever libraries print goes to stderr.
+Started by `effcli.pipeline.comparing.fresh_process`. Whatever libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from effcli.errors import EffcliError, InterruptedRunError, WriteError
 from effcli.files import NO_ROOM, refused_write
 from effcli.masking import masked
-from effcli.pipeline.run_events import ENDED, READY, EventWriter
+from effcli.pipeline.comparing.run_events import ENDED, READY, EventWriter
 from effcli.streams import bear_lost_streams, leave_out_advice
 
 

@@ -16,7 +16,7 @@ from effcli.flags import field_label
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.packages import require_installed
-from effcli.pipeline.comparison_folder import saved_comparison
+from effcli.pipeline.comparing.folder import saved_comparison
 from effcli.pipeline.resolve import changed_fields, resolve_spec
 from effcli.pipeline.shared_settings import shared_settings
 from effcli.recipes import overlay, parse_set, read_recipe

@@ -11,19 +11,19 @@ from effcli.engines.base import Progress
 from effcli.errors import DataError, EffcliError, IncompleteComparisonError
 from effcli.files import remove_folder
 from effcli.masking import masked
-from effcli.measure.comparison import Attempt, ComparisonRecord, compared
+from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.record import RunRecord, Status, read_record
-from effcli.pipeline.comparison_folder import (
+from effcli.pipeline.comparing.folder import (
     ComparisonFolder,
     check_comparison_folder,
     open_comparison_folder,
     remove_run,
     saved_comparison,
 )
-from effcli.pipeline.comparison_notes import comparison_notes
-from effcli.pipeline.comparison_settings import Comparison, WantedRun
-from effcli.pipeline.fresh_process import Ended, PassedSignals, train_in_fresh_process
-from effcli.pipeline.run_events import SaidOnce
+from effcli.pipeline.comparing.fresh_process import Ended, PassedSignals, train_in_fresh_process
+from effcli.pipeline.comparing.notes import comparison_notes
+from effcli.pipeline.comparing.run_events import SaidOnce
+from effcli.pipeline.comparing.settings import Comparison, WantedRun
 from effcli.recipes import overlay
 from effcli.run_folder import RunFolder, is_complete
 from effcli.run_lock import RunLock

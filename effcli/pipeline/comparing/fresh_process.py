@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from effcli.engines.base import Progress
 from effcli.errors import OutOfMemoryError
-from effcli.pipeline.processor_times import others_share, read_processor_times
-from effcli.pipeline.run_events import ENDED, READY, EventPlayer, read_event
+from effcli.pipeline.comparing.processor_times import others_share, read_processor_times
+from effcli.pipeline.comparing.run_events import ENDED, READY, EventPlayer, read_event
 from effcli.spec import RunSpec
 
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
-from effcli.pipeline.run_process import main
+from effcli.pipeline.comparing.run_process import main
 main()
 """
 """Finds modules where this process does, which may differ from where `python -c` or `-m` would."""
