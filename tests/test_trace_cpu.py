@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -216,6 +216,16 @@ def test_lesser_processors_take_what_is_said(limit: str) -> None:
     assert run.returncode == 0, run.stdout
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The profiler sees nothing that other threads take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("tokens", [20, 200, 777])

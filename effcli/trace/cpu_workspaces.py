@@ -83,17 +83,19 @@ def _attention(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int
 def _attention_backward(num_threads: int, operator: Any, args: Sequence[Any]) -> list[int]:
     """Return each thread's block of scores and their gradient, and a row of sums, beside its products of matrices.
 
-    `cpu_flash_attention_backward`, the same file.
+    `cpu_flash_attention_backward`, the same file. Threads beside the first are taken to have theirs at the same time;
+    the profiler doesn't see them.
     """
     gradient, query, key = args[:3]
     rows, columns = _block(query, key)
     scores = 2 * num_threads * rows * columns
-    buffers = [*copies(gradient.transpose(1, 2)), (scores + num_threads * rows) * FLOAT_BYTES]
+    num_working = min(num_threads, query.shape[0] * query.shape[1])
+    buffers = [*copies(gradient.transpose(1, 2)), (scores + num_working * rows) * FLOAT_BYTES]
     if query.element_size() >= FLOAT_BYTES:
         return buffers
     products = _attention_products(query, key, causal=args[7]) if query.dtype is torch.bfloat16 else ()
     own = max((product_bytes(product, num_threads) for product in products), default=0)
-    return [*buffers, scores * query.element_size(), num_threads * own]
+    return [*buffers, scores * query.element_size(), num_working * own]
 
 
 def _attention_products(query: torch.Tensor, key: torch.Tensor, *, causal: bool) -> Iterator[Product]:
