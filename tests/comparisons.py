@@ -17,8 +17,24 @@ WEIGHTS = 263_132_168
 ACTIVATIONS = 360 * MIB
 UPDATES = 60
 STEPS = 12
-HOSTILE_NAME = "</script><img src=x onerror=alert(1)>"
-HOSTILE_TEXTS = (HOSTILE_NAME, '=HYPERLINK("http://x")', "a\x1b[31mred\rback\nline", "[bold]no[/] [PAD]", "long-" * 60)
+HOSTILE_NAME = "</script><img src=x onerror=attacked=1>"
+HOSTILE_TEXTS = (
+    HOSTILE_NAME,
+    '=HYPERLINK("http://x")',
+    "a\x1b[31mred\rback\nline",
+    "[bold]no[/] [PAD]",
+    "long-" * 60,
+    "</script><script>window.attacked=1</script>",
+    '"><svg onload=window.attacked=1>',
+    "a.b[0]",
+    "__proto__",
+    "constructor",
+    "datum['x']); window.attacked=1; //",
+    "${window.attacked=1}\u2028window.attacked=1",
+    "javascript:window.attacked=1",
+    "{{window.attacked=1}} \\u003cscript\\u003e",
+)
+"""Names that attack a page, its charts' library, a spreadsheet, a terminal, or whoever makes room for them."""
 
 
 @dataclass(frozen=True)
@@ -111,22 +127,23 @@ def _language_model(record: RunRecord) -> RunRecord:
 
 
 def hostile() -> ComparisonRecord:
-    """Return a comparison in which every text that a user gives is an attack on what shows it."""
+    """Return a failed comparison in which every text that a user gives is an attack on what shows it."""
     runs = []
     for number, text in enumerate(HOSTILE_TEXTS):
         record = run(tuple(KINDS)[number % len(KINDS)])
-        changes = {
-            "model": records.model(text),
+        changes: dict[str, Any] = {
+            "model": records.model(text, architecture=text),
             "optimizer": record.optimizer.model_copy(update={"name": text}),
             "notes": (f"note: {text}",),
+            "spec": {**record.spec, text: text},
+            "environment": {**record.environment, text: {text: [text]}},
+            "failure": text,
+            "status": "failed",
         }
-        runs.append(record.model_copy(update={**changes, "failure": text if number == 1 else None}))
-    done = comparison(runs, notes=(f"note: {HOSTILE_NAME}",))
-    attempts = [
-        attempt.model_copy(update={"folder": attempt.name, "failure": run.failure})
-        for attempt, run in zip(done.attempts, runs, strict=True)
-    ]
-    return compared(attempts, runs, status="completed", notes=done.notes)
+        runs.append(record.model_copy(update=changes))
+    done = comparison(runs, notes=[f"note: {text}" for text in HOSTILE_TEXTS])
+    attempts = [attempt.model_copy(update={"folder": attempt.name}) for attempt in done.attempts]
+    return compared(attempts, runs, status="failed", notes=done.notes)
 
 
 def comparison(runs: Sequence[RunRecord], **changes: Any) -> ComparisonRecord:

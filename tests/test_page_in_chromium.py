@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from effcli.measure.comparison import ComparisonRecord
 from effcli.report.page import write_page
 from effcli.report.timeline import write_timeline
 from tests import comparisons, plans
@@ -17,40 +15,11 @@ from tests.browser import NAMES, Tab, chromium, tab
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=f"no browser here: none of {', '.join(NAMES)}")
 
-ATTACKS = (
-    "<img src=x onerror=window.attacked=1>",
-    "</script><script>window.attacked=1</script>",
-    '"><svg onload=window.attacked=1>',
-    "a.b[0]",
-    "__proto__",
-    "constructor",
-    "datum['x']); window.attacked=1; //",
-    "${window.attacked=1}\u2028window.attacked=1",
-    "javascript:window.attacked=1",
-    "{{window.attacked=1}} \\u003cscript\\u003e",
-)
-SHOWN = [attack.replace("\u2028", " ") for attack in ATTACKS]
+ODD = {"\x1b": r"\x1b", "\r": " ", "\n": " ", "\u2028": " "}
+SHOWN = ["".join(ODD.get(character, character) for character in text) for text in comparisons.HOSTILE_TEXTS]
 MARKS = """(key) => [...document.querySelectorAll(`#${key} svg .role-mark`)].map((group) =>
     [/mark-(\\w+)/.exec(group.getAttribute('class'))[1], group.children.length])"""
 COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => row.cells[0].textContent)"
-
-
-def hostile() -> ComparisonRecord:
-    """Return a comparison in which whatever a user can name tries to run."""
-    runs = []
-    for place, attack in enumerate(ATTACKS):
-        run = comparisons.run(tuple(comparisons.KINDS)[place % 3])
-        changes: dict[str, Any] = {
-            "model": run.model.model_copy(update={"name": attack, "architecture": attack}),
-            "optimizer": run.optimizer.model_copy(update={"name": attack}),
-            "notes": (attack,),
-            "spec": {**run.spec, attack: attack},
-            "environment": {**run.environment, attack: {attack: [attack]}},
-            "failure": attack,
-            "status": "failed",
-        }
-        runs.append(run.model_copy(update=changes))
-    return comparisons.comparison(runs, notes=ATTACKS, status="failed")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "three": comparisons.three(),
         "two_seeds": comparisons.two_seeds(),
         "planned": comparisons.planned_only(),
-        "hostile": hostile(),
+        "hostile": comparisons.hostile(),
     }
     for name, record in records.items():
         write_page(record, folder / f"{name}.html")
@@ -173,7 +142,7 @@ def test_nothing_hostile_runs_and_every_name_is_shown_as_it_is(browser: Tab, pag
     browser.open(pages["hostile"])
     assert quiet(browser, pages["hostile"])
     assert browser.ask(COLUMN) == SHOWN
-    assert browser.ask("document.querySelectorAll('.chart svg.marks').length") == 4 + len(ATTACKS)
+    assert browser.ask("document.querySelectorAll('.chart svg.marks').length") == 4 + len(SHOWN)
     headings = browser.ask("[...document.querySelectorAll('#memory svg text')].map((text) => text.textContent)")
     short = [name if len(name) <= 40 else f"{name[:37]}..." for name in SHOWN]
     assert [text for text in headings if text in short] == short

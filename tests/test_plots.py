@@ -37,9 +37,12 @@ def test_a_plan_alone_has_no_losses_to_draw(tmp_path: Path) -> None:
     assert "Training loss" not in texts
 
 
-def test_hostile_names_stay_text(tmp_path: Path) -> None:
+def test_hostile_names_stay_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     picture, texts = picture_of(comparisons.hostile(), tmp_path)
     assert comparisons.HOSTILE_NAME in texts
+    for name in ("__proto__", "constructor", "a.b[0]"):
+        assert texts.count(name) >= 2  # a heading of bars and an entry of the legend of lines
+    assert capfd.readouterr().err == ""  # where errors of the charts' library go
     tags = {element.tag.rpartition("}")[2] for element in picture.iter()}
     assert tags <= {"svg", "g", "rect", "path", "line", "text", "defs", "clipPath"}
 

@@ -88,5 +88,9 @@ def key_scale(names: Sequence[Named], *, legend: bool, dashes: bool = False) -> 
 
 
 def label_of(names: Sequence[Named]) -> str:
-    """Return Vega's expression for the name that a label's key stands for."""
-    return f"{json.dumps([named.short for named in names])}[toNumber(slice(datum.label, 1))]"
+    """Return Vega's expression for the name that a label's key stands for.
+
+    Names begin with a blank there that is taken off again: a text such as `constructor`, which every object of
+    JavaScript knows, breaks the whole chart where it stands in an expression by itself (vega 6.2).
+    """
+    return f"slice({json.dumps([f' {named.short}' for named in names])}[toNumber(slice(datum.label, 1))], 1)"
