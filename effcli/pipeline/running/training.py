@@ -17,7 +17,7 @@ from effcli.pipeline.running.auto_batch import smaller, with_sizes
 from effcli.pipeline.running.guards import explained_out_of_memory, free_memory
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError, explained, going_on, loading_facts, where
 from effcli.pipeline.running.resuming import Start, find_start
-from effcli.pipeline.running.run import Run
+from effcli.pipeline.running.run import Run, RunParts
 from effcli.pipeline.verdicts import peak_sentences
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, dated_name, open_run_folder
@@ -135,7 +135,18 @@ def _run(
     record = record.model_copy(update={"notes": (*record.notes, *notes), "out_of_memory": attempt.failures})
     for note in (*built.weight_notes, *built.notes, expectation(record), *peak_sentences(record), *notes):
         progress.note(note)
-    run = Run(prepared, built, folder, progress, record, start, attempt.explain, attempt.planner.plan_window)
+    run = Run(
+        RunParts(
+            prepared=prepared,
+            built=built,
+            folder=folder,
+            progress=progress,
+            record=record,
+            start=start,
+            explain=attempt.explain,
+            plan_window=attempt.planner.plan_window,
+        )
+    )
     open_run_folder(folder, lock, overwrite=overwrite)
     # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})

@@ -1,0 +1,80 @@
+"""`Watchers`: what looks on while a run trains. Engines know of none of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from effcli.engines.clipping import PercentileClipping, clipping_notes
+from effcli.measure.optimizer_size import inspect_optimizer, state_notes
+from effcli.measure.peak import StepProbe
+from effcli.measure.precision import WeightChanges, precision_notes
+from effcli.measure.throughput import ThroughputMeter
+from effcli.measure.whereabouts import Whereabouts
+from effcli.optim.learning_rate import current_lr
+from effcli.pipeline.running.measured import measured
+from effcli.pipeline.running.profiling import Profiling
+
+if TYPE_CHECKING:
+    import torch
+
+    from effcli.engines.base import Loop
+    from effcli.engines.session import TrainingSession
+    from effcli.measure.record import Measured, Throughput
+    from effcli.pipeline.prepare import Prepared
+    from effcli.pipeline.running.resuming import Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was measured of a run, None where it made no update, and what should be said about it."""
+
+    measured: Measured | None
+    throughput: Throughput | None
+    notes: tuple[str, ...]
+
+
+class Watchers:
+    """What hooks into model and optimizer of a run: for its rates, sizes, times and places, and for clipping."""
+
+    def __init__(
+        self, prepared: Prepared, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loop: Loop, start: Start
+    ) -> None:
+        before_s = start.history[-1].training_s if start.history else 0.0
+        self._optimizer, self._loop = optimizer, loop
+        self.probe = StepProbe(model, optimizer, current_lr)
+        self.meter = ThroughputMeter(model, time.perf_counter, before_s=before_s)
+        self.whereabouts = Whereabouts(model, optimizer)
+        self.weight_changes = WeightChanges(model, optimizer)
+        self.clipping = PercentileClipping(model, optimizer, loop)
+        self.clipping.remember(start.history)
+        self.profiling = Profiling(prepared, model, optimizer, self.meter, start.profiled)
+
+    def detach(self) -> None:
+        """Take the hooks off, the profiler's first."""
+        self.profiling.detach()
+        for watcher in (self.probe, self.meter, self.whereabouts, self.weight_changes, self.clipping):
+            watcher.detach()
+
+    def seen(self, session: TrainingSession, *, num_updates: int, predicted_state_bytes: int) -> Seen:
+        """Return what is known after as many updates of this process, where that many bytes of state were predicted."""
+        size = inspect_optimizer(self._optimizer)
+        predicted_bytes = predicted_state_bytes if num_updates else 0
+        unused = state_notes(size, without_gradient=self.probe.without_gradient, predicted_bytes=predicted_bytes)
+        facts = None
+        if num_updates:
+            facts = measured(
+                session,
+                device=self._loop.device,
+                size=size,
+                probe=self.probe,
+                weight_changes=self.weight_changes,
+                profiled=self.profiling.facts,
+            )
+        clipped = clipping_notes(self._loop, session.history)
+        return Seen(
+            measured=facts,
+            throughput=self.meter.result(num_updates) if num_updates else None,
+            notes=(*unused, *clipped, *precision_notes(facts), *self.profiling.notes),
+        )
