@@ -130,22 +130,7 @@ class TrainingSession:
         self.pause_clock()
         self.update += 1
         self._check_scaler(result)
-        epoch = self.window_schedule.epochs(self.update)
-        line = Update(
-            update=self.update,
-            epoch=epoch,
-            loss=_finite(result.loss),
-            lr=self.read_lr(),
-            grad_norm=_finite(result.grad_norm),
-            clip_norm=None if result.skipped else self.read_clip_norm(),
-            skipped=result.skipped,
-            training_s=self.read_training_s(),
-        )
-        self.history.append(line)
-        self.progress.update(
-            update=line.update, epoch=epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
-        )
-        self.track_update(self.history)
+        self._record(result)
         ends_epoch = self.window_schedule.ends_epoch(self.update)
         last = self.update == self.total_updates
         if ends_epoch or last:
@@ -156,13 +141,30 @@ class TrainingSession:
             self.save(self)
             self.saved_update = self.update
         if stop and not last:
-            number = self.stop_signal or signal.SIGINT
             raise InterruptedRunError(
                 f"stopped after update {self.update} of {self.total_updates}; the state is saved, "
                 "continue with the same command and --resume",
-                signal_number=number,
+                signal_number=self.stop_signal or signal.SIGINT,
             )
         self.start_clock()
+
+    def _record(self, result: UpdateResult) -> None:
+        """Put the update just made into the history, and tell of it."""
+        line = Update(
+            update=self.update,
+            epoch=self.window_schedule.epochs(self.update),
+            loss=_finite(result.loss),
+            lr=self.read_lr(),
+            grad_norm=_finite(result.grad_norm),
+            clip_norm=None if result.skipped else self.read_clip_norm(),
+            skipped=result.skipped,
+            training_s=self.read_training_s(),
+        )
+        self.history.append(line)
+        self.progress.update(
+            update=line.update, epoch=line.epoch, loss=result.loss, lr=line.lr, num_samples=self.read_samples()
+        )
+        self.track_update(self.history)
 
     def evaluate_once(self) -> None:
         """Evaluate what the last update left, unless that is done or there is nothing to evaluate on.

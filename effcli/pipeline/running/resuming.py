@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,36 +57,13 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
     if found is None:
         return Start(notes=("No checkpoint yet: starting from the first update.",))
     saved = found.progress
-    notes = [f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in found.damaged]
     _refuse_changes(prepared, saved)
-    loop = saved.spec["loop"]
-    before = WindowSchedule(
-        num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin
-    )
-    position = before.position(saved.update)
-    origin = saved.origin if before.window == prepared.window_schedule.window else position
+    before = _windows(saved)
+    same_window = before.window == prepared.window_schedule.window
+    origin = saved.origin if same_window else before.position(saved.update)
     resumed = replace(prepared, origin=origin)
-    now, total = resumed.window_schedule, resumed.total_updates
-    if saved.update >= total and is_complete(folder):
-        raise UsageError(
-            f"--resume: the run is complete ({saved.update} updates); raise --epochs or --max-steps to go on"
-        )
-    if saved.update > total:
-        epochs = now.epochs(saved.update)
-        least = f"--max-steps {saved.update}" if prepared.spec.loop.max_steps else f"--epochs {math.ceil(epochs)}"
-        raise UsageError(
-            f"--resume: update {saved.update} is already done, and the run would end at update {total}; "
-            f"give at least {least}"
-        )
-    notes.append(f"Resumed after update {saved.update} of {total}.")
-    if (before.batch_size, before.accum) != (now.batch_size, now.accum):
-        notes.append(_window_note(before, now, position))
-    if loop["gradient_checkpointing"] != prepared.spec.loop.gradient_checkpointing:
-        notes.append("--gradient-checkpointing changed: results agree, but not in every bit.")
-    if saved.total_updates != total:
-        notes.append(
-            f"The run was to end at update {saved.total_updates}: the learning-rate schedule changes with that."
-        )
+    _refuse_ended(resumed, saved.update, is_complete=is_complete(folder))
+    damaged = (f"Checkpoint '{broken}' is damaged: going on from the one before it." for broken in found.damaged)
     return Start(
         checkpoint=found.path,
         update=saved.update,
@@ -95,7 +73,7 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
         first_window=saved.first_window,
         profiled=None if saved.profiled is None else ProfiledUpdate.model_validate(saved.profiled),
         damaged=found.damaged,
-        notes=tuple(notes),
+        notes=(*damaged, *_changes(saved, resumed)),
     )
 
 
@@ -142,6 +120,40 @@ def _refuse_changes(prepared: Prepared, saved: CheckpointProgress) -> None:
             f"--resume: the configuration of '{prepared.source.name}' is not the one that the run was started with; "
             "restore it, or start anew with --overwrite"
         )
+
+
+def _refuse_ended(resumed: Prepared, update: int, *, is_complete: bool) -> None:
+    """Raise where no update is left after those that a checkpoint has."""
+    total = resumed.total_updates
+    if update >= total and is_complete:
+        raise UsageError(f"--resume: the run is complete ({update} updates); raise --epochs or --max-steps to go on")
+    if update > total:
+        epochs = math.ceil(resumed.window_schedule.epochs(update))
+        least = f"--max-steps {update}" if resumed.spec.loop.max_steps else f"--epochs {epochs}"
+        raise UsageError(
+            f"--resume: update {update} is already done, and the run would end at update {total}; give at least {least}"
+        )
+
+
+def _windows(saved: CheckpointProgress) -> WindowSchedule:
+    """Return the windows of the run that wrote a checkpoint."""
+    loop = saved.spec["loop"]
+    return WindowSchedule(
+        num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin
+    )
+
+
+def _changes(saved: CheckpointProgress, resumed: Prepared) -> Iterator[str]:
+    """Yield where a run goes on, and what is not as it was when the checkpoint was written."""
+    total, loop = resumed.total_updates, resumed.spec.loop
+    yield f"Resumed after update {saved.update} of {total}."
+    before, now = _windows(saved), resumed.window_schedule
+    if (before.batch_size, before.accum) != (now.batch_size, now.accum):
+        yield _window_note(before, now, before.position(saved.update))
+    if saved.spec["loop"]["gradient_checkpointing"] != loop.gradient_checkpointing:
+        yield "--gradient-checkpointing changed: results agree, but not in every bit."
+    if saved.total_updates != total:
+        yield f"The run was to end at update {saved.total_updates}: the learning-rate schedule changes with that."
 
 
 def _config_fingerprint(prepared: Prepared) -> str:

@@ -188,11 +188,10 @@ class Run:
 
     def _save_checkpoint(self, session: TrainingSession) -> None:
         refuse_weights_that_are_not_finite(self._model)
+        profiled = self._watchers.profiling.facts
         with explained_saving(session.update):
             self._store.save(
-                saved_state(
-                    self._prepared, session, first_window=self._first_window, profiled=self._watchers.profiling.facts
-                ),
+                saved_state(self._prepared, session, first_window=self._first_window, profiled=profiled),
                 model=self._model,
                 optimizer=self._optimizer,
                 scheduler=self._scheduler,
