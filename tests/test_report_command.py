@@ -14,6 +14,7 @@ import pytest
 
 from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.record import RunRecord
+from effcli.report.number_text import ratio
 from tests import comparisons, plans, records
 from tests.commands import effcli
 
@@ -232,16 +233,19 @@ def test_a_comparison_whose_runs_are_not_there_is_damaged(tmp_path: Path) -> Non
     assert "is damaged: 'adafactor' is said to be run 1 of 1" in effcli("report", folder).error
 
 
-@pytest.mark.parametrize("kind", ["spec", "environment"])
+@pytest.mark.parametrize("kind", ["lists", "spec", "environment"])
 def test_edited_settings_of_other_kinds_break_no_report(kind: str, tmp_path: Path) -> None:
     odd: dict[str, Changes] = {
+        "lists": {"spec": {"loop": [1], "optim": [], "data": [{}], "model": [[]]}},
         "spec": {"spec": {"loop": 3, "optim": {"lr": "fast"}, "data": {"max_length": "long"}, "model": None}},
         "environment": {"environment": {"packages": "none", "torch_threads": "two", "out": 5, "device": None}},
     }
     one = comparisons.run("adamw").model_copy(update=odd[kind])
     paths = [saved(tmp_path / "one", one), saved(tmp_path / "two", comparisons.run("adafactor"))]
-    result = effcli("report", *paths)
-    assert result.code == 0, result.stderr
+    page = tmp_path / "page.html"
+    for given in (paths, paths[:1]):
+        result = effcli("report", *given, "--csv", tmp_path / "rows.csv", "--html", page)
+        assert result.code == 0, result.stderr
 
 
 def test_exports_are_written_and_named_below_the_tables(tmp_path: Path) -> None:
@@ -283,3 +287,9 @@ def test_no_torch_is_needed_for_tables_and_rows_nor_for_page_and_plot(tmp_path: 
     assert "adam8bit" in (tmp_path / "x.csv").read_text()
     assert "adam8bit" in (tmp_path / "x.html").read_text()
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
+
+
+def test_numbers_keep_three_digits_also_where_rounding_makes_another() -> None:
+    assert [ratio(value) for value in (1.0, 0.9996, 0.99949, 9.996, 0.00099996)] == [
+        "1.00", "1.00", "0.999", "10.0", "0.00100",
+    ]  # fmt: skip

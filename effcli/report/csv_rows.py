@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from effcli.measure.comparison_record import COMPARED, compared
 from effcli.report.text import plain
+from effcli.setting_texts import mapping, setting_text
 
 if TYPE_CHECKING:
     from effcli.measure.comparison_record import Attempt, ComparisonRecord
@@ -47,12 +48,12 @@ def _row(attempt: Attempt, run: RunRecord | None) -> Mapping[str, Cell]:
 
 def _settings(run: RunRecord | None) -> Mapping[str, Cell]:
     """Return what was run, as far as a table of several runs is sorted and filtered by it."""
-    loop = run.spec.get("loop", {}) if run else {}
+    loop = mapping(run.spec.get("loop")) if run else {}
     return {
         "model": run.model.name if run else None,
         "optimizer": run.optimizer.name if run else None,
-        "engine": loop.get("engine"),
-        "precision": loop.get("precision"),
+        "engine": setting_text(loop.get("engine"), ""),
+        "precision": setting_text(loop.get("precision"), ""),
         "device": str(run.environment.get("device", "")) if run else None,
         "rows_per_update": run.batch.effective if run else None,
         "planned_updates": run.total_updates if run else None,

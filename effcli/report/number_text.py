@@ -23,9 +23,11 @@ def number(value: float | None, digits: int = 4) -> str:
         return str(value)
     if value == 0:
         return "0"
-    if not 1e-4 <= abs(value) < 1e9:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    shown = f"{value:.{digits - 1}e}"  # rounded first: 0.9996 is 1.00, with as many digits as 1 has
+    if not 1e-4 <= abs(float(shown)) < 1e9:
+        return shown
+    exponent = int(shown.partition("e")[2])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
 
 def ratio(value: float) -> str:

@@ -10,7 +10,7 @@ from effcli.measure.joining import NO_OTHER_RUN
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.text import parameter_counts, rate
 from effcli.setting_texts import UNSET, mapping, run_settings, setting_label, setting_text
-from effcli.units import count, format_count
+from effcli.units import count
 
 if TYPE_CHECKING:
     from effcli.measure.comparison_record import ComparisonRecord
@@ -144,7 +144,7 @@ _LINES: Mapping[str, Mapping[str, _Read]] = {
     "type": {"architecture": lambda run: run.model.architecture, "task": lambda run: run.model.task},
     "parameters": {"parameters": lambda run: parameter_counts(run.model)},
     "data": {"data": _data, "rows": _rows},
-    "batch": {"batch": _batch, "updates": lambda run: f"{format_count(run.total_updates)} updates planned"},
+    "batch": {"batch": _batch, "updates": lambda run: f"{count(run.total_updates, 'update')} planned"},
     "run": {
         "engine": lambda run: f"engine {setting_text(_spec(run, 'loop', 'engine'))}",
         "precision": lambda run: setting_text(_spec(run, "loop", "precision")),

@@ -22,6 +22,7 @@ from effcli.report.peak import change_table, peak_facts, phase_table
 from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
 from effcli.report.text import parameter_counts, plain, rate
 from effcli.run_folder import RunFolder
+from effcli.setting_texts import mapping, setting_text
 from effcli.units import count, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def _headline(record: RunRecord) -> Text:
 
 def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
     model, batch, data, environment = record.model, record.batch, record.data, record.environment
-    loop = record.spec.get("loop", {})
+    loop = mapping(record.spec.get("loop"))
     device_name = environment.get("device_name")
     yield "model", model.name
     yield "type", f"{model.architecture}, {model.task}"
     yield "parameters", parameter_counts(model)
-    engine, precision = loop.get("engine", NOT_AVAILABLE), loop.get("precision", NOT_AVAILABLE)
+    engine, precision = (setting_text(loop.get(key), NOT_AVAILABLE) for key in ("engine", "precision"))
     device = f"{environment.get('device', NOT_AVAILABLE)}{f' ({device_name})' if device_name else ''}"
     yield "run", f"{record.optimizer.name}, engine {engine}, {precision}, on {device}"
     processes = f" x {batch.world_size}" if batch.world_size > 1 else ""

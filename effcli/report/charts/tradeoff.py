@@ -10,7 +10,7 @@ from typing import Any
 from effcli.report.charts.labels import Spot, placed
 from effcli.report.charts.names import Named, key_scale
 from effcli.report.charts.style import Drawn, Rows, width_in
-from effcli.units import format_bytes, listed
+from effcli.units import StateAmount, format_bytes, listed
 
 _HEIGHT = 300
 _BEND = 0.003
@@ -30,7 +30,10 @@ _NEAR = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What an optimizer keeps: elements over trained parameters, bits over elements, and bytes. 0 bits of nothing."""
+    """What an optimizer keeps: statistics over trained parameters, bits over statistics, and bytes of all state.
+
+    Counters of steps are no statistics; constants of quantisation add to the bits. 0 bits of nothing.
+    """
 
     named: Named
     statistics: float
@@ -49,11 +52,13 @@ def kept_by(names: Sequence[Named]) -> list[Kept]:
         measured = run.measured
         elements = measured.optimizer_state_elements if measured else run.optimizer.state_elements
         state_bytes = measured.optimizer_state_bytes if measured else run.optimizer.state_bytes
+        steps = (measured or run.optimizer).tensors.get("step", StateAmount(elements=0, bytes=0))
+        elements -= steps.elements
         kept.append(
             Kept(
                 named=named,
                 statistics=elements / run.model.num_trainable_parameters,
-                bits=8 * state_bytes / elements if elements else 0.0,
+                bits=8 * (state_bytes - steps.bytes) / elements if elements > 0 else 0.0,
                 state_bytes=state_bytes,
                 measured=measured is not None,
             )
