@@ -17,6 +17,7 @@ from effcli.run_lock import LOCK, RunLock
 from effcli.units import listed
 
 RECORD = "record.json"
+COMPARISON = "comparison.json"
 RECIPE = "recipe.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"

@@ -188,7 +188,7 @@ def document(**changes: object) -> str:
 
 BROKEN = {
     "another version": (document(schema_version=2), "is of schema version 2, and this effcli reads 1"),
-    "no version": (json.dumps({"command": "train", "spec": {}}), "is of schema version None"),
+    "no version": (json.dumps({"command": "train", "spec": {}}), "its schema version is null, no whole number"),
     "cut off": (document()[:1000], "is cut off or no JSON"),
     "empty": ("", "is cut off or no JSON"),
     "no object": ("[1, 2]", "holds no JSON object"),
@@ -197,7 +197,7 @@ BROKEN = {
     "binary": (b"\x80\x02\xff\x00" * 1000, "is cut off or no JSON"),
     "an estimate": (plans.estimate(plans.plan()).model_dump_json(), "what `effcli estimate` says, which is no run"),
     "wrong fields": (document(batch={"micro": "many"}), "4 of its fields do not fit, such as batch.micro"),
-    "hostile": (document(schema_version="\x1b[31m<script>" * 100), "is of schema version"),
+    "hostile": (document(schema_version="\x1b[31m<script>" * 100), "no whole number"),
 }
 
 

@@ -21,7 +21,8 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from effcli import pipeline
 from effcli.errors import InterruptedRunError
-from effcli.measure.record import RunRecord, read_record
+from effcli.measure.reading import read_record
+from effcli.measure.record import RunRecord
 from effcli.report.progress import QuietProgress
 from effcli.tracking import tracking
 from effcli.tracking.services import SERVICES, Service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from effcli.facts import Fact
 from effcli.measure.record import SCHEMA_VERSION, RunRecord, Status
 
 AttemptStatus = Literal["planned", "completed", "interrupted", "failed", "missing"]
+_WELL = ("completed", "planned")
 
 
 class Attempt(Fact):
@@ -33,6 +35,11 @@ class Attempt(Fact):
     spec: dict[str, Any] = Field(default_factory=dict)
     others_share: float | None = None
 
+    @property
+    def ended_well(self) -> bool:
+        """Return whether it did what was wanted: was completed, or planned where nothing was to be trained."""
+        return self.status in _WELL
+
 
 class Spread(Fact):
     """One amount over the seeds of a name: the sample's standard deviation, and its ends."""
@@ -43,10 +50,11 @@ class Spread(Fact):
 
 
 class Summary(Fact):
-    """One name of a comparison: the mean over its finished seeds; None where nothing was measured.
+    """One name of a comparison: the mean over its finished seeds; None where one of them lacks the amount.
 
-    `final_loss` is the training loss of the last update. `ratios` hold each amount of `COMPARED` divided by that of the
-    first name; `spread` those of which several seeds were measured.
+    `status` and `failure` are those of the first seed that did not end well, where there is one. `final_loss` is the
+    training loss of the last update. `ratios` hold each amount of `COMPARED` divided by that of the
+    first name, and `spread` those of several seeds, where they are finite.
     """
 
     name: str
@@ -67,6 +75,11 @@ class Summary(Fact):
     eval_perplexity: float | None = None
     ratios: dict[str, float] = Field(default_factory=dict)
     spread: dict[str, Spread] = Field(default_factory=dict)
+
+    @property
+    def ended_well(self) -> bool:
+        """Return whether every seed did what was wanted."""
+        return self.status in _WELL
 
 
 class ComparisonRecord(Fact):
@@ -90,7 +103,7 @@ class ComparisonRecord(Fact):
         None where no seed left a record.
         """
         known = [attempt for attempt in self.attempts if attempt.name == name and attempt.run is not None]
-        ended = [attempt for attempt in known if attempt.status in ("completed", "planned")]
+        ended = [attempt for attempt in known if attempt.ended_well]
         return self.record_of((ended or known)[0]) if known else None
 
 
@@ -98,23 +111,20 @@ def _last_eval(field: str) -> Callable[[RunRecord], float | None]:
     return lambda run: getattr(run.eval[-1], field) if run.eval else None
 
 
-def _predicted_peak(run: RunRecord) -> int | None:
-    """Return the planned peak of the update that was profiled, else that of the largest batch."""
-    profiled = run.measured.profiled if run.measured else None
-    if profiled is not None and profiled.planned_peak_allocated_bytes is not None:
-        return profiled.planned_peak_allocated_bytes
-    return run.optimizer.plan.peak_allocated_bytes if run.optimizer.plan else None
+def _seconds_per_update(run: RunRecord) -> float | None:
+    speed = run.throughput.updates_per_second if run.throughput else 0.0
+    return 1 / speed if speed > 0 else None
 
 
 _BYTES: Mapping[str, Callable[[RunRecord], int | None]] = {
     "predicted_state_bytes": lambda run: run.optimizer.state_bytes,
     "measured_state_bytes": lambda run: run.measured.optimizer_state_bytes if run.measured else None,
-    "predicted_peak_allocated_bytes": _predicted_peak,
+    "predicted_peak_allocated_bytes": lambda run: run.comparable_planned_peak_bytes,
     "peak_allocated_bytes": lambda run: run.measured.peak_allocated_bytes if run.measured else None,
     "peak_rss_bytes": lambda run: run.measured.peak_rss_bytes if run.measured else None,
 }
 _NUMBERS: Mapping[str, Callable[[RunRecord], float | None]] = {
-    "seconds_per_update": lambda run: 1 / run.throughput.updates_per_second if run.throughput else None,
+    "seconds_per_update": _seconds_per_update,
     "samples_per_second": lambda run: run.throughput.samples_per_second if run.throughput else None,
     "final_loss": lambda run: run.history[-1].loss if run.history else None,
     "eval_loss": _last_eval("eval_loss"),
@@ -141,26 +151,31 @@ def compared(
 
 
 def _summary(name: str, attempts: Sequence[Attempt], runs: Sequence[RunRecord], first: Summary | None) -> Summary:
-    """Return one line; the mean is over runs that ended, unless none did."""
-    ended = [attempt for attempt in attempts if attempt.status in ("completed", "planned")] or attempts
+    """Return one line; the mean is over runs that ended well, unless none did."""
+    ended = [attempt for attempt in attempts if attempt.ended_well] or attempts
     records = [runs[attempt.run] for attempt in ended if attempt.run is not None]
-    worst = next((attempt for attempt in attempts if attempt.status not in ("completed", "planned")), attempts[0])
+    shown = next((attempt for attempt in attempts if not attempt.ended_well), attempts[0])
     amounts: dict[str, float] = {}
     spread: dict[str, Spread] = {}
     for key, read in {**_BYTES, **_NUMBERS}.items():
         values = [value for value in map(read, records) if value is not None]
-        if values:
-            amounts[key] = round(statistics.mean(values)) if key in _BYTES else statistics.mean(values)
-        if len(values) > 1:
+        if not values or len(values) < len(records):  # a mean over some of the seeds would pass for one over all
+            continue
+        amounts[key] = round(statistics.mean(values)) if key in _BYTES else statistics.mean(values)
+        if len(values) > 1 and all(map(math.isfinite, values)):
             spread[key] = Spread(deviation=statistics.stdev(values), smallest=min(values), largest=max(values))
     firsts = amounts if first is None else {key: getattr(first, key) for key in amounts}
     return Summary.model_validate(
         {
             "name": name,
-            "status": worst.status,
+            "status": shown.status,
             "seeds": tuple(attempt.seed for attempt in attempts),
-            "failure": worst.failure,
-            "ratios": {key: amounts[key] / firsts[key] for key in amounts if firsts.get(key)},
+            "failure": shown.failure,
+            "ratios": {
+                key: amount / firsts[key]
+                for key, amount in amounts.items()
+                if firsts[key] and math.isfinite(amount) and math.isfinite(firsts[key])
+            },
             "spread": spread,
             **amounts,
         }

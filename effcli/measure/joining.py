@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
-from effcli.measure.reading import COMPARISON
 from effcli.measure.record import RunRecord, Status
-from effcli.run_folder import RECORD
+from effcli.run_folder import COMPARISON, RECORD
 from effcli.setting_texts import UNSET, mapping, run_settings, setting_label, setting_text
 from effcli.spec import RunSpec
 from effcli.units import cut
@@ -41,10 +40,13 @@ class _Member:
 def joined(sources: Sequence[tuple[Path, RunRecord | ComparisonRecord]]) -> ComparisonRecord:
     """Return saved runs and comparisons, with the paths they were read from, as one comparison in that order.
 
-    Runs that differ in nothing but their seeds share a name. A single comparison is returned as it is.
+    Runs that differ in nothing but their seeds share a name. A single comparison stays as it is; its summary is made
+    anew from its runs like that of several.
     """
-    if len(sources) == 1 and isinstance(sources[0][1], ComparisonRecord):
-        return sources[0][1]
+    first = sources[0][1]
+    if len(sources) == 1 and isinstance(first, ComparisonRecord):
+        again = compared(first.attempts, first.runs, status=first.status, notes=first.notes)
+        return again.model_copy(update={"command": first.command})
     members = [member for path, source in sources for member in _members(path, source)]
     for name in dict.fromkeys(member.attempt.name for member in members):
         _tell_apart([member for member in members if member.attempt.name == name])

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 from effcli.errors import DataError
 from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.record import SCHEMA_VERSION, RunRecord
-from effcli.run_folder import RECORD
+from effcli.run_folder import COMPARISON, RECORD
 from effcli.units import GIB, cut, format_bytes, listed
 
-COMPARISON = "comparison.json"
 LARGEST_BYTES = GIB // 2
 """A record of 100,000 updates takes some 20 MB; what is far larger is something else."""
 _WANTED = f"give {RECORD} of a run, {COMPARISON} of a comparison, or a folder that holds one"
@@ -40,7 +39,21 @@ def read_document(path: Path) -> RunRecord | ComparisonRecord:
             f"such as {cut(field)}: {fault['msg']}; {_WANTED}"
         ) from error
     if isinstance(found, ComparisonRecord):
+        for run in document["runs"] if found.runs else ():
+            _check_version(run.get("schema_version", SCHEMA_VERSION), file)
         _check_places(found, file)
+    return found
+
+
+def read_record(path: Path) -> RunRecord:
+    """Return the record of one run that is saved at `path`.
+
+    Raises:
+        DataError: see `read_document`; or it is a comparison.
+    """
+    found = read_document(path)
+    if isinstance(found, ComparisonRecord):
+        raise DataError(f"'{path}' is the record of a comparison; give that of one of its runs")
     return found
 
 
@@ -77,14 +90,10 @@ def _document(file: Path) -> Mapping[str, Any]:
 
 def _kind(document: Mapping[str, Any], file: Path) -> type[RunRecord] | type[ComparisonRecord]:
     """Return what a document claims to be."""
-    version, command = document.get("schema_version"), document.get("command")
+    command = document.get("command")
     if not isinstance(command, str):
         raise DataError(f"'{file}' is not a record of effcli: it names no command; {_WANTED}")
-    if version != SCHEMA_VERSION:
-        raise DataError(
-            f"'{file}' is of schema version {cut(str(version))}, and this effcli reads {SCHEMA_VERSION}; "
-            "type: pip install --upgrade effcli"
-        )
+    _check_version(document.get("schema_version"), file)
     if "attempts" in document:
         return ComparisonRecord
     if "spec" in document:
@@ -93,6 +102,17 @@ def _kind(document: Mapping[str, Any], file: Path) -> type[RunRecord] | type[Com
         f"'{file}' holds what `effcli {cut(command)}` says, which is no run; "
         "give a record of `effcli train` or `effcli compare`"
     )
+
+
+def _check_version(version: Any, file: Path) -> None:
+    if type(version) is not int:  # for true and 1.0 are equal to 1
+        shown = cut(json.dumps(version))
+        raise DataError(f"'{file}' is not a record of effcli: its schema version is {shown}, no whole number; {_WANTED}")
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"'{file}' is of schema version {version}, and this effcli reads {SCHEMA_VERSION}; "
+            "type: pip install --upgrade effcli"
+        )
 
 
 def _check_places(found: ComparisonRecord, file: Path) -> None:

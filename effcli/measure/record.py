@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from effcli.errors import DataError
 from effcli.facts import Fact
 from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 from effcli.units import StateAmount
@@ -239,16 +235,13 @@ class RunRecord(Fact):
     status: Status = "planned"
     failure: str | None = None
 
+    @property
+    def comparable_planned_peak_bytes(self) -> int | None:
+        """Return the planned peak of the batch whose peak was measured: the profiled one, else the largest.
 
-def read_record(path: Path) -> RunRecord:
-    """Return the record saved at `path`.
-
-    Raises:
-        DataError: the file is missing or is no record.
-    """
-    try:
-        return RunRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read the record '{path}': {error.strerror}") from error
-    except ValidationError as error:
-        raise DataError(f"'{path}' is not a record of effcli: {error.error_count()} fields do not fit") from error
+        None where that is not planned; the peak of one batch says nothing of another's.
+        """
+        profiled = self.measured.profiled if self.measured else None
+        if profiled is not None:
+            return profiled.planned_peak_allocated_bytes
+        return self.optimizer.plan.peak_allocated_bytes if self.optimizer.plan else None

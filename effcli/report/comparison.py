@@ -56,7 +56,7 @@ def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool
 def _headline(record: ComparisonRecord) -> Text:
     title = Text(f"effcli {plain(record.command)}: ", style="bold")
     title.append(record.status, style=_LOOK_OF_STATUS.get(record.status, "bold red"))
-    ended = [attempt for attempt in record.attempts if attempt.status in ("completed", "planned")]
+    ended = [attempt for attempt in record.attempts if attempt.ended_well]
     runs = count(len(record.attempts), "run")
     done = "planned" if _is_plan(record) else "completed"
     return title.append(f", {runs}" if len(ended) == len(record.attempts) else f", {len(ended)} of {runs} {done}")
@@ -104,7 +104,7 @@ def _unfinished(record: ComparisonRecord) -> Table:
     table.add_column("updates", justify="right", overflow="fold")
     table.add_column("reason", overflow="fold")
     for attempt in record.attempts:
-        if attempt.status in ("completed", "planned"):
+        if attempt.ended_well:
             continue
         run = record.record_of(attempt)
         done = NOT_AVAILABLE if run is None else format_count(run.history[-1].update if run.history else 0)
@@ -116,7 +116,7 @@ def _unfinished(record: ComparisonRecord) -> Table:
 
 def _to_type(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     """Yield the command that makes the runs that are missing."""
-    unfinished = [attempt for attempt in record.attempts if attempt.status not in ("completed", "planned")]
+    unfinished = [attempt for attempt in record.attempts if not attempt.ended_well]
     if unfinished and record.command == "compare" and not _is_plan(record):
         folder = shlex.quote(_folder(record) or "FOLDER")
         yield "to type", f"effcli compare --resume --out {folder}: makes what is not completed, and nothing else"

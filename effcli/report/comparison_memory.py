@@ -34,11 +34,11 @@ def add_lines(
 
 def _status(record: ComparisonRecord, line: Summary) -> str:
     """Return how the runs of a name ended, and how many of them, where that is not well; else nothing."""
-    if line.status in ("completed", "planned"):
+    if line.ended_well:
         return ""
-    ended = [attempt.status for attempt in record.attempts if attempt.name == line.name]
-    failed = [status for status in ended if status not in ("completed", "planned")]
-    return line.status if len(failed) == len(ended) else f"{len(failed)} of {len(ended)} {line.status}"
+    ended = [attempt for attempt in record.attempts if attempt.name == line.name]
+    not_well = [attempt for attempt in ended if not attempt.ended_well]
+    return line.status if len(not_well) == len(ended) else f"{len(not_well)} of {len(ended)} {line.status}"
 
 
 def memory_table(record: ComparisonRecord, encoding: str) -> Table:

@@ -102,7 +102,7 @@ def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
         )
     for attempt in record.attempts:
         run = record.record_of(attempt)
-        if run is not None and run.history and run.status not in ("completed", "planned"):
+        if run is not None and run.history and not attempt.ended_well:
             done, planned = format_count(run.history[-1].update), format_count(run.total_updates)
             yield "mind", f"{attempt.name}, seed {attempt.seed}: its results are those after update {done} of {planned}"
 

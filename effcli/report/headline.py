@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.report.charts.names import Named
 from effcli.report.number_text import amount, number, ratio
 from effcli.report.text import plain
+from effcli.setting_texts import mapping
 from effcli.units import count, listed
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def what_ran(names: Sequence[Named]) -> str:
 
 def _facts(run: RunRecord) -> dict[str, str]:
     """Return what a run was, by what that is called; nothing where the record does not say."""
-    loop, batch = run.spec.get("loop", {}), run.batch
+    loop, batch = mapping(run.spec.get("loop")), run.batch
     rows = f"{batch.micro} x {batch.accum}" if batch.accum > 1 else str(batch.micro)
     facts = {
         "model": run.model.name,
@@ -76,7 +77,7 @@ def failures(record: ComparisonRecord) -> list[str]:
     several = len({attempt.seed for attempt in record.attempts}) > 1
     lines = []
     for attempt in record.attempts:
-        if attempt.status not in ("completed", "planned"):
+        if not attempt.ended_well:
             seed = f" (seed {attempt.seed})" if several else ""
             told = "was not run" if attempt.status == "missing" else attempt.status
             why = f": {plain(attempt.failure)}" if attempt.failure else ""

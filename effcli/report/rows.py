@@ -123,9 +123,7 @@ def _peak_rows(record: RunRecord) -> list[MemoryRow]:
     Where an update was profiled, that of the plan is what it says of this update's batches.
     """
     plan, measured = record.optimizer.plan, record.measured
-    estimated = plan.peak_allocated_bytes if plan else None
-    if measured is not None and measured.profiled is not None:  # of a batch that need not be the plan's
-        estimated = measured.profiled.planned_peak_allocated_bytes
+    estimated = record.comparable_planned_peak_bytes
     allocated = measured.peak_allocated_bytes if measured else None
     basis = plan.basis.get(Category.ACTIVATIONS, "") if plan else ""
     rows = []

@@ -88,10 +88,7 @@ def memory_text(record: RunRecord) -> str:
 
 def _memory(record: RunRecord) -> Iterator[tuple[str, int | None, int | None]]:
     """Yield name, predicted and measured bytes; the predicted peak is that of the batch that was measured."""
-    plan, measured = record.optimizer.plan, record.measured
-    peak = plan.peak_allocated_bytes if plan else None
-    if measured is not None and measured.profiled is not None:
-        peak = measured.profiled.planned_peak_allocated_bytes
+    measured, peak = record.measured, record.comparable_planned_peak_bytes
     yield "weights_bytes", record.model.weights_bytes, measured.weights_bytes if measured else None
     yield "gradients_bytes", record.model.gradients_bytes, measured.gradients_bytes if measured else None
     state_bytes = measured.optimizer_state_bytes if measured else None

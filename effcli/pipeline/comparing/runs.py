@@ -12,7 +12,8 @@ from effcli.errors import DataError, EffcliError, IncompleteComparisonError
 from effcli.files import remove_folder
 from effcli.masking import masked
 from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
-from effcli.measure.record import RunRecord, Status, read_record
+from effcli.measure.reading import read_record
+from effcli.measure.record import RunRecord, Status
 from effcli.pipeline.comparing.folder import (
     ComparisonFolder,
     check_comparison_folder,
@@ -97,7 +98,7 @@ def check_compared(record: ComparisonRecord, out: str) -> None:
     Raises:
         IncompleteComparisonError: with the exit code of the first run that was not.
     """
-    left = [attempt for attempt in record.attempts if attempt.status not in ("completed", "planned")]
+    left = [attempt for attempt in record.attempts if not attempt.ended_well]
     if not left:
         return
     first, code = left[0], left[0].exit_code or 1

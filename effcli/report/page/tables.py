@@ -34,7 +34,6 @@ _NUMBERS = {
     "eval_f1": "F1",
     "eval_perplexity": "perplexity",
 }
-_BAD = ("failed", "interrupted", "missing")
 
 
 def summary_table(names: Sequence[Named]) -> str:
@@ -58,7 +57,7 @@ def summary_table(names: Sequence[Named]) -> str:
 
 def _status(line: Summary) -> str:
     seeds = f"{len(line.seeds)} seeds" if len(line.seeds) > 1 else f"seed {line.seeds[0]}" if line.seeds else ""
-    look = "text bad" if line.status in _BAD else "text"
+    look = "text" if line.ended_well else "text bad"
     return f'<td class="{look}" data-value="{line.status}">{line.status}<small>{seeds}</small></td>'
 
 
