@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,15 @@ def test_a_state_that_is_small_beside_others_has_a_ratio_of_its_own(tmp_path: Pa
     other.step()
     torch.save(other.state_dict(), tmp_path / "o.pt")
     assert re.search(r"^adafactor +18\.00 KiB +0\.00110 x", shown(tmp_path / "o.pt"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["shape", "__tensor_flatten__", "scale", "ortho_matrix"])
+@pytest.mark.parametrize("value", [5, [[1]], "abc"], ids=str)
+@pytest.mark.parametrize("key", ["m", "projector", "exp_avg_sq_row", "state1"])
+def test_an_object_in_a_state_is_no_tensor_whatever_it_is_called(
+    key: str, value: Any, name: str, tmp_path: Path
+) -> None:
+    held = Namespace(**{name: value})
+    state = {key: held, "exp_avg": torch.ones(3), "exp_avg_sq_col": held}
+    torch.save({"state": {0: state}, "param_groups": [{"params": (0,)}]}, tmp_path / "o.pt")
+    assert effcli("inspect", tmp_path / "o.pt", "--json").record["state_bytes"] == 12

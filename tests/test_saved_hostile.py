@@ -22,7 +22,8 @@ import pytest
 import torch
 
 from effcli.errors import DataError
-from effcli.saved import read_saved
+from effcli.measure.optimizer_size import inspect_states
+from effcli.saved import read_saved, values_of
 from effcli.saved.checks import RefusedPickleError
 from effcli.saved.pickle_reader import Machine
 from tests.checkpoints import Trap
@@ -160,6 +161,77 @@ def test_a_deep_list_and_a_value_passed_again_and_again_end_quickly(tmp_path: Pa
     again = b"\x80\x02c_codecs\nencode\nq\x00" + text + b"q\x01X\x06\x00\x00\x00latin1q\x02" + b"0" * 2 + b"]("
     again += b"h\x00h\x01h\x02\x86R" * 5000 + b"e."
     assert "far more memory" in refused(archive(tmp_path / "b.pt", again))
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def doubled(times: int, make: bytes, start: bytes = b")") -> bytes:
+    """Return opcodes for a value that holds the one before twice, and so on: tiny, and endless to go through."""
+    pickled = start
+    for number in range(times):
+        pickled += b"q" + bytes([number]) + b"0(" + (b"h" + bytes([number])) * 2 + make
+    return pickled
+
+
+WRAPPER = b"ctorch._utils\n_rebuild_wrapper_subclass\n"
+META = b"ctorch._utils\n_rebuild_meta_tensor_no_storage\n(ctorch\nfloat32\nK\x02\x85K\x01\x85I00\ntR"
+
+
+def wrapped(inner: bytes) -> bytes:
+    """Return opcodes for a tensor of a foreign class that holds these attributes."""
+    made = b"(cfoo\nBar\nctorch\nfloat32\nK\x02\x85K\x01\x85K\x00NI00\nt"
+    return b"ctorch._tensor\n_rebuild_from_type_v2\n(" + WRAPPER + b"ctorch\nTensor\n" + made + b"}(" + inner + b"utR"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "said"),
+    {
+        "key": (b"\x80\x02}" + doubled(60, b"t") + b"K\x01s.", "nested too deeply"),
+        "key of sets": (b"\x80\x04}" + doubled(60, b"\x91") + b"K\x01s.", "nested too deeply"),
+        "long key": (b"\x80\x02}" + doubled(3, b"t", text("a" * 1000)) + b"K\x01s.", "nested too deeply"),
+        "path": (b"\x80\x02cpathlib\nPosixPath\n" + doubled(60, b"l", b"]") + b"\x85R.", "damaged"),
+        "device": (b"\x80\x02ctorch\ndevice\n" + doubled(60, b"l", b"]") + b"\x85R.", "damaged"),
+        "layout": (b"\x80\x02ctorch.serialization\n_get_layout\n" + doubled(60, b"l", b"]") + b"\x85R.", "damaged"),
+        "long name": (b"\x80\x04" + text("a" * 600) * 2 + b"\x93.", "absurd length"),
+        "many classes": (
+            b"\x80\x02](" + b"".join(b"ca\nC%d\n)\x81" % number for number in range(1001)) + b"e.",
+            "more classes than any",
+        ),
+        "sets": (
+            b"\x80\x02](" + b"K\x01" * 50_000 + b"tq\x000]("
+            + b"cbuiltins\nfrozenset\nh\x00\x85R" * 100 + b"e.",
+            "far more memory",
+        ),
+        "wrappers": (
+            b"\x80\x02" + META + b"q\x000"
+            + b"".join(wrapped(text("a") + b"h%c" % n + text("b") + b"h%c" % n) + b"q%c0" % (n + 1) for n in range(40))
+            + b"h\x28.",
+            "further than any class",
+        ),
+    }.values(),
+    ids=str,
+)  # fmt: skip
+def test_values_that_grow_without_their_pickle_are_refused(pickled: bytes, said: str, tmp_path: Path) -> None:
+    assert said in refused(archive(tmp_path / "o.pt", pickled))
+
+
+def test_a_setting_that_is_endless_is_cut(tmp_path: Path) -> None:
+    thousands = b"(" + b"K\x01" * 2000 + b"lq\x000(" + b"h\x00" * 2000 + b"lq\x010(" + b"h\x01" * 2000 + b"lq\x020"
+    group = b"}(" + text("params") + b"]K\x00a" + text("x") + b"h\x02u"
+    state_dict = b"}(" + text("state") + b"}" + text("param_groups") + b"]" + group + b"au."
+    path = archive(tmp_path / "o.pt", b"\x80\x02" + thousands + state_dict)
+    assert read_saved(path).groups[0]["x"][-1] == "..."
+
+
+@pytest.mark.parametrize("name", ["numel", "shape", "untyped_storage", "__tensor_flatten__", "device", "__class__"])
+def test_attributes_of_a_foreign_tensor_stand_for_nothing_else(name: str, tmp_path: Path) -> None:
+    state = b"}" + text("m") + wrapped(text(name) + META) + b"s"
+    pickled = b"\x80\x02}(" + text("state") + b"}K\x00" + state + b"s" + text("param_groups") + b"]u."
+    found = read_saved(archive(tmp_path / "o.pt", pickled))
+    assert inspect_states(found.states.items()).state_bytes == 8
+    assert [each.shape for each in values_of(found, "*")] == [(2,)]
 
 
 def test_a_pickle_of_endlessly_many_steps_is_given_up() -> None:

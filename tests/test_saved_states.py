@@ -88,6 +88,15 @@ def test_a_tensor_of_many_small_dimensions_is_read(tmp_path: Path) -> None:
     assert torch.equal(found.states["0"]["momentum_buffer"], many)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_sparse_states_count_the_same_saved_as_live(layout: str, tmp_path: Path) -> None:
+    live = {"m": getattr(torch.eye(4, 3), layout)()}
+    found = saved({"state": {0: live}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    counted, wanted = inspect_states(found.states.items()), inspect_states([("0", live)])
+    assert (counted.state_bytes, counted.state_elements) == (wanted.state_bytes, wanted.state_elements)
+
+
 def test_groups_are_plain_and_names_come_from_the_groups_or_the_keys(tmp_path: Path) -> None:
     optimizer = adamw()
     state_dict = optimizer.state_dict()

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from effcli.state_entries import entries_of, tally
 from effcli.units import DTYPE_BYTES, Role, StateAmount
 
@@ -86,7 +88,7 @@ def parameter_shape(state: Mapping[str, Any]) -> Shape | None:
 
     Statistics of one shape, and no others, have the parameter's; else the statistic that has it is known by its key.
     """
-    shapes: dict[str, Shape] = {key: tuple(value.shape) for key, value in state.items() if hasattr(value, "shape")}
+    shapes: dict[str, Shape] = {key: _shape(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
     for row, column, keeps_sides in _FACTORS:
         if row in shapes and column in shapes:
             return _of_factors(shapes[row], shapes[column], keeps_sides)
@@ -115,25 +117,31 @@ def _of_projection(state: Mapping[str, Any]) -> Shape | None:
     The projector's vectors are columns of `rows x rank`, or rows of `rank x columns`, or both.
     """
     projector = getattr(state["projector"], "ortho_matrix", state["projector"])
-    moment = tuple(getattr(state.get("exp_avg"), "shape", ()))
+    moment = _shape(state.get("exp_avg"))
     if isinstance(projector, list | tuple):
-        sides = [tuple(getattr(part, "shape", ())) for part in projector]
+        sides = [_shape(part) for part in projector]
         whole = len(sides) == 2 and all(len(side) == 2 for side in sides)
         return (sides[0][0], sides[1][1]) if whole else None
-    vectors = tuple(getattr(projector, "shape", ()))
+    vectors = _shape(projector)
     if len(vectors) != 2 or len(moment) != 2:
         return None
     left, right = vectors[1] == moment[0], vectors[0] == moment[1]
-    if left and right:  # each fits, and only one of them has fewer vectors than sides
+    if left and right and vectors[0] != vectors[1]:  # each fits, and only one of them has fewer vectors than sides
         left, right = vectors[1] < vectors[0], vectors[0] < vectors[1]
-    if left == right:
-        return None
-    return (int(vectors[0]), int(moment[1])) if left else (int(moment[0]), int(vectors[1]))
+    of_left: Shape = (vectors[0], moment[1])
+    of_right: Shape = (moment[0], vectors[1])
+    if left and right:
+        return of_left if of_left == of_right else None
+    return of_left if left else of_right if right else None
+
+
+def _shape(value: Any) -> Shape:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _block_sizes(values: Iterable[Any]) -> Iterable[int]:
     """Yield the elements per scale of tensor subclasses that hold scales, as torchao's do."""
     for value in values:
-        scales = getattr(value, "scale", None) if hasattr(value, "__tensor_flatten__") else None
-        if scales is not None and scales.numel() and value.numel() % scales.numel() == 0:
+        scales = getattr(value, "scale", None) if isinstance(value, torch.Tensor) else None
+        if isinstance(scales, torch.Tensor) and scales.numel() and value.numel() % scales.numel() == 0:
             yield value.numel() // scales.numel()

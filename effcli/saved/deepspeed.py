@@ -19,7 +19,7 @@ from effcli.errors import DataError
 from effcli.saved.checks import RefusedPickleError, checked_size, numel_of
 from effcli.saved.mapped import MappedFile, map_file
 from effcli.saved.optimizer import SavedOptimizer
-from effcli.saved.state_dicts import plain
+from effcli.saved.state_dicts import plain_groups
 from effcli.saved.torch_file import load_torch_file
 from effcli.storage import storages
 from effcli.units import count, format_bytes
@@ -77,7 +77,7 @@ def read_deepspeed(paths: Sequence[Path], path: Path) -> SavedOptimizer:
         format="DeepSpeed ZeRO optimizer shards",
         path=path,
         states={label: {key: _single(held) for key, held in state.items()} for label, state in states.items()},
-        groups=tuple({str(k): plain(v) for k, v in group.items() if k != "params"} for group in groups),
+        groups=plain_groups(groups),
         members=_members(shards, len(groups)) if known else ((),) * len(groups),
         names_known=known,
         holds_whole_tensors=False,

@@ -17,16 +17,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import IO, Any
 
-from effcli.saved.checks import RefusedPickleError, checked_key
+from effcli.saved.checks import MAX_PICKLE_BYTES, BoundedFile, RefusedPickleError, checked_key, weight_of
 from effcli.saved.safe_text import safe
 from effcli.saved.stand_ins import SavedObject, held
-
-MAX_PICKLE_BYTES = 256 << 20
-"""A larger pickle is not read: the one of a thousand parameters takes under a megabyte, tensors lie outside it."""
 
 MAX_STEPS = 10_000_000
 """Each may make an object of 60 bytes, and takes a microsecond."""
 _MAX_NUMBER_BITS = 512
+_MAX_NAME_LENGTH = 1024
+_MAX_CLASSES = 1000  # each takes a kilobyte, those of optimizers are a handful
 _VALUES = frozenset(
     ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
      "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
@@ -38,19 +37,6 @@ _NEW: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "E
 _PASSED_OVER = ("PROTO", "FRAME")
 _MARK = object()
 _DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, RuntimeError)
-
-
-class _Bounded:
-    """A file that reads no more at a time than a pickle may have in all, whatever length it claims."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.tell, self.readline, self._read = file.tell, file.readline, file.read
-
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes."""
-        if size > MAX_PICKLE_BYTES:
-            raise RefusedPickleError("its pickle is damaged or far larger than that of any optimizer")
-        return self._read(size)
 
 
 class Name:
@@ -98,7 +84,7 @@ class Machine:
         """
         self._stack, self._memo, start = [], {}, file.tell()
         self._room, steps = MAX_PICKLE_BYTES, 0
-        bounded: Any = _Bounded(file)
+        bounded: Any = BoundedFile(file)
         try:
             for opcode, argument, _ in pickletools.genops(bounded):
                 steps += 1
@@ -194,6 +180,8 @@ class Machine:
     def _push_name(self, text: str) -> None:
         if text.startswith("__builtin__."):  # what protocol 2, torch's own, calls `builtins`
             text = f"builtins.{text.removeprefix('__builtin__.')}"
+        if len(text) > _MAX_NAME_LENGTH:
+            raise RefusedPickleError("its pickle names a global of absurd length")
         self._stack.append(self._constants[text] if text in self._constants else Name(text))
 
     def _reduce(self) -> None:
@@ -216,7 +204,7 @@ class Machine:
             raise RefusedPickleError("its pickle calls something that is no function")
         if name not in self._known:
             raise RefusedPickleError(f"it asks to run '{safe(name, 80)}'")
-        self._room -= sum(len(argument) for argument in arguments if isinstance(argument, str | bytes | list | dict))
+        self._room -= sum(map(weight_of, arguments))
         if self._room < 0:  # a value that is passed again and again takes the memory of many
             raise RefusedPickleError("it would take far more memory than its size")
         return self._known[name](*arguments)
@@ -234,9 +222,19 @@ class Machine:
             raise RefusedPickleError("its pickle makes an object of something that is no class")
         if cls.text in self._known:
             return self.call(cls, arguments)
-        self.classes.add(cls.text)
+        self.meet(cls.text)
         attributes = {**keywords, **({"arguments": arguments} if arguments else {})}
-        return held(cls.text, SavedObject, attributes)
+        return held(cls.text, attributes)
+
+    def meet(self, name: str) -> None:
+        """Note a class whose instance is read as its attributes.
+
+        Raises:
+            RefusedPickleError: there are more of them than any file has.
+        """
+        self.classes.add(name)
+        if len(self.classes) > _MAX_CLASSES:
+            raise RefusedPickleError("its pickle names more classes than any optimizer has")
 
     def _build(self) -> None:
         state = self._stack.pop()

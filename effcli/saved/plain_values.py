@@ -70,11 +70,15 @@ def _tuple(value: Any = (), *_: Any) -> tuple[Any, ...]:
 
 
 def _device(kind: Any = "", index: Any = None) -> str:
-    return str(kind) if index is None else f"{kind}:{index}"
+    if not isinstance(kind, str) or not isinstance(index, int | None):
+        raise RefusedPickleError("its pickle is damaged")
+    return kind if index is None else f"{kind}:{index}"
 
 
 def _path(*parts: Any) -> str:
-    return "/".join(str(part) for part in parts)
+    if not all(isinstance(part, str) for part in parts):
+        raise RefusedPickleError("its pickle is damaged")
+    return "/".join(parts)
 
 
 def _moment(*_: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 
@@ -13,19 +14,20 @@ class SavedObject:
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
         if all(part is None or isinstance(part, dict) for part in parts):
             for part in parts:
-                vars(self).update({str(name): value for name, value in (part or {}).items()})
+                vars(self).update({name: value for name, value in (part or {}).items() if isinstance(name, str)})
         else:
             vars(self)["state"] = state
 
 
-def held(name: str, base: type[Any], attributes: dict[Any, Any]) -> Any:
-    """Return an instance of a subclass of `base` that is named as a pickle names a class, with these attributes."""
-    instance = stand_in(name, base)()
-    vars(instance).update({str(key): value for key, value in attributes.items()})
+def held(name: str, attributes: dict[Any, Any]) -> Any:
+    """Return a `SavedObject` of a class that is named as a pickle names it, with these attributes."""
+    instance = stand_in(name, SavedObject)()
+    vars(instance).update({name: value for name, value in attributes.items() if isinstance(name, str)})
     return instance
 
 
-def stand_in(name: str, base: type[Any]) -> type[Any]:
+@lru_cache(maxsize=1000)
+def stand_in(name: str, base: Any) -> type[Any]:
     """Return a subclass of `base` that is named as a pickle names a class, such as `torchao.optim.OptimState8bit`."""
     module, _, short = name.rpartition(".")
     return type(short or name, (base,), {"__module__": module, "__qualname__": short or name})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from effcli.saved.safe_text import safe
 from effcli.units import count, listed
 
 _DEPTH = 5
-_MOST_VALUES = 4096
+_MOST_VALUES = 1_000_000  # of all groups' settings; a list that stands in many places counts in each
+_MOST_PARAMETERS = 4_000_000
 PART = "::"
 """Between a path and the dotted key of one of several optimizers in the file."""
 _WRAPPED = "base_optimizer"
@@ -51,9 +53,9 @@ def _search(value: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[Found
         own = ("state", "param_groups")
     if len(keys) >= _DEPTH:
         return
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, inner in items:
-        if isinstance(inner, Mapping | list) and key not in own:
+        if isinstance(inner, Mapping | list | tuple) and key not in own:
             for found in _search(inner, (*keys, safe(str(key))), seen):
                 yield (
                     replace(found, wrapped_in=_around(value))
@@ -107,7 +109,7 @@ def held_instead(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "it is a tensor"
     if not isinstance(value, Mapping):
-        return f"it is {'a list' if isinstance(value, list) else 'an object'} of something else"
+        return f"it is {'a list' if isinstance(value, list | tuple) else 'an object'} of something else"
     tensors = sum(isinstance(inner, torch.Tensor) for inner in value.values())
     if tensors and tensors * 2 >= len(value):
         return f"it holds weights, {count(tensors, 'tensor')}"
@@ -135,8 +137,10 @@ def labelled(found: FoundState, what: str) -> Labelled:
         DataError: its groups are none.
     """
     groups: list[Mapping[Any, Any]] = list(found.state_dict["param_groups"])
-    if not all(isinstance(group, Mapping) and isinstance(group.get("params", []), list) for group in groups):
+    if not all(isinstance(group, Mapping) and isinstance(group.get("params", []), list | tuple) for group in groups):
         raise DataError(f"{what} is damaged: its param_groups are no groups of parameters")
+    if sum(len(group.get("params", ())) for group in groups) > _MOST_PARAMETERS:
+        raise DataError(f"{what} is damaged: its param_groups have more parameters than any model")
     names: dict[Any, str] = {}
     members: list[tuple[str, ...]] = []
     known = bool(groups)
@@ -152,7 +156,7 @@ def labelled(found: FoundState, what: str) -> Labelled:
         members = [tuple(str(key) for key in group.get("params", [])) for group in groups]
     return Labelled(
         states=_states(found, names, members),
-        groups=tuple({str(k): plain(v) for k, v in group.items() if k not in ("params", *_NAMES)} for group in groups),
+        groups=plain_groups(groups),
         members=tuple(members),
         names_known=known,
     )
@@ -183,23 +187,42 @@ def _put(states: dict[str, dict[str, Any]], label: str, own: Any) -> None:
         held[key] = [held[key], value] if key in held else value
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """Return a setting of a group as a plain value; a tensor of one element as its number, anything odd as its kind."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, torch.Tensor):
-        lone = type(value) is torch.Tensor and value.numel() == 1 and value.device.type != "meta"
-        return value.item() if lone else f"tensor of shape {tuple(value.shape)}"
-    if depth >= 4:
-        return "..."
-    if isinstance(value, list | tuple):
-        items = [plain(item, depth + 1) for item in value[:_MOST_VALUES]]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, Mapping):
-        return {
-            safe(str(key)) if isinstance(key, str | int) else "...": plain(inner, depth + 1)
-            for key, inner in list(value.items())[:_MOST_VALUES]
+def plain_groups(groups: Sequence[Mapping[Any, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the settings of groups as plain values: without parameters and their names."""
+    plain = _PlainValues()
+    return tuple(
+        {
+            key: plain.of(value)
+            for key, value in group.items()
+            if isinstance(key, str) and key not in ("params", *_NAMES)
         }
-    if isinstance(value, SavedArray):
-        return "array"
-    return type(value).__name__
+        for group in groups
+    )
+
+
+class _PlainValues:
+    """Makes settings plain, as long as there is room: what a pickle repeats takes more than the pickle."""
+
+    def __init__(self) -> None:
+        self._room = _MOST_VALUES
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """Return a plain value; a tensor of one element as its number, anything odd as its kind."""
+        self._room -= 1
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.Tensor):
+            lone = type(value) is torch.Tensor and value.numel() == 1 and value.device.type != "meta"
+            return value.item() if lone else f"tensor of shape {tuple(value.shape)}"
+        if depth >= 4 or self._room <= 0:
+            return "..."
+        if isinstance(value, list | tuple):
+            items = [self.of(item, depth + 1) for item in value[: self._room]]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, Mapping):
+            items = list(islice(value.items(), self._room))
+            return {
+                safe(str(key)) if isinstance(key, str | int) else "...": self.of(inner, depth + 1)
+                for key, inner in items
+            }
+        return "array" if isinstance(value, SavedArray) else type(value).__name__

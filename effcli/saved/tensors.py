@@ -5,7 +5,6 @@ Their signatures are those of `torch._utils` (2.13), under whose names pickles a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,9 @@ from effcli.saved.pickle_reader import Machine, Name
 from effcli.saved.plain_values import NUMPY
 from effcli.saved.stand_ins import stand_in
 
+_MOST_NESTED = 64
+"""Tensors within one of a subclass: the deepest is a quantised one, of three tensors, in a sharded one."""
+_SPARSE = ("indices", "values")  # methods of every tensor, which nothing here calls
 _STORAGE_TYPES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
@@ -80,11 +82,18 @@ class SavedTensor(torch.Tensor):
 def saved_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, inner: Mapping[str, torch.Tensor]) -> Any:
     """Return a stand-in for an instance of the tensor subclass `name` that holds the tensors `inner`."""
     numel_of(shape)
+    if sum(map(_num_nested, inner.values())) > _MOST_NESTED:
+        raise RefusedPickleError("it holds tensors within tensors, further than any class nests them")
     tensor = torch.Tensor._make_wrapper_subclass(stand_in(name, SavedTensor), shape, dtype=dtype, device="cpu")
     for key, value in inner.items():
-        taken = key.startswith("__") or inspect.isdatadescriptor(getattr(torch.Tensor, key, None))
-        vars(tensor)[f"of{key}" if taken else key] = value
+        is_taken = key.startswith("__") or (hasattr(torch.Tensor, key) and key not in _SPARSE)
+        vars(tensor)[f"of{key}" if is_taken else key] = value
     return tensor
+
+
+def _num_nested(tensor: torch.Tensor) -> int:
+    """Return how many tensors there are in one, with itself."""
+    return 1 + sum(map(_num_nested, vars(tensor).values())) if isinstance(tensor, SavedTensor) else 1
 
 
 def view(saved: Any, offset: Any, shape: Any, stride: Any, dtype: Any = None) -> torch.Tensor:
@@ -123,9 +132,16 @@ def _meta_tensor(dtype: Any, shape: Any, stride: Any, *_: Any) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
-def _sparse_tensor(_layout: Any, data: Any) -> Any:
-    *parts, shape = data[:3] if len(data) <= 4 and len(data[:3]) == 3 else data[:4]
-    names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
+def _layout(name: Any) -> str:
+    if not isinstance(name, str):
+        raise RefusedPickleError("its pickle is damaged")
+    return name
+
+
+def _sparse_tensor(layout: Any, data: Any) -> Any:
+    """Return a stand-in for a sparse tensor: indices, values and shape by coordinates, else two kinds of indices."""
+    names = ("indices", "values") if layout == "torch.sparse_coo" else ("compressed_indices", "plain_indices", "values")
+    *parts, shape = data[: len(names) + 1]
     inner = {name: _checked(part) for name, part in zip(names, parts, strict=True)}
     return saved_tensor("torch.sparse", tuple(shape), inner["values"].dtype, inner)
 
@@ -162,9 +178,13 @@ def tensor_functions(machine: Callable[[], Machine]) -> dict[str, Callable[..., 
         if not isinstance(made, _Wrapper):
             return _checked(made)
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        attributes = {str(k): v for part in parts if isinstance(part, dict) for k, v in part.items()}
-        inner = {name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}
-        machine().classes.add(made.name)
+        attributes = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+        inner = {
+            name: value
+            for name, value in attributes.items()
+            if isinstance(name, str) and isinstance(value, torch.Tensor)
+        }
+        machine().meet(made.name)
         return saved_tensor(made.name, made.shape, made.dtype, inner)
 
     return {
@@ -179,5 +199,5 @@ def tensor_functions(machine: Callable[[], Machine]) -> dict[str, Callable[..., 
         "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
         "torch._utils._rebuild_wrapper_subclass": _wrapper,
         "torch._tensor._rebuild_from_type_v2": of_type,
-        "torch.serialization._get_layout": str,
+        "torch.serialization._get_layout": _layout,
     }

@@ -10,9 +10,9 @@ import torch
 
 from effcli.errors import DataError
 from effcli.saved.archive import ZIP_START, Archive, ByteRange, read_archive
-from effcli.saved.checks import RefusedPickleError, checked_size
+from effcli.saved.checks import MAX_PICKLE_BYTES, RefusedPickleError, checked_size
 from effcli.saved.mapped import MappedFile, Section
-from effcli.saved.pickle_reader import MAX_PICKLE_BYTES, Machine
+from effcli.saved.pickle_reader import Machine
 from effcli.saved.safe_text import safe
 from effcli.saved.tensors import CONSTANTS, SavedStorage, StorageType, tensor_functions
 
