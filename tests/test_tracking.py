@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from effcli import pipeline
+from effcli.engines.process_state import forget_states
 from effcli.errors import InterruptedRunError
 from effcli.measure.reading import read_record
 from effcli.measure.record import RunRecord
@@ -205,7 +206,7 @@ def test_an_unknown_service_is_refused_with_the_nearest_one() -> None:
 
 
 def test_a_run_is_named_after_its_folder_and_ends_as_completed(heard: Heard, tmp_path: Path) -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_states()
     assert train(tmp_path, "out", "--track", "wandb", "--logging-steps", 4).code == 0
     assert heard.calls[1] == ("made", "out")
     assert heard.calls[2] == ("start",)

@@ -42,14 +42,9 @@ DEMO_CONFIG: dict[str, int | float] = {
     "attention_dropout": 0.0,
     "seq_classif_dropout": 0.0,
 }
-DEMO_LOOP: dict[str, int | float] = {
-    "profile_memory": True,
-    "lr": 5e-4,
-    "batch_size": 16,
-    "epochs": 3,
-    "warmup_ratio": 0.1,
-    "max_length": 32,
-}
+DEMO_LOOP: Mapping[str, bool | int | float] = MappingProxyType(
+    {"profile_memory": True, "lr": 5e-4, "batch_size": 16, "epochs": 3, "warmup_ratio": 0.1, "max_length": 32}
+)
 
 NUM_ROWS: Mapping[Split, int] = MappingProxyType({"train": 5000, "eval": 600})
 

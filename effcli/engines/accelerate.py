@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 
 from effcli.engines.base import Job, UpdateResult
 from effcli.engines.precision import check_scaler
+from effcli.engines.process_state import forget_states
 from effcli.engines.window import run_windows, window_items
 
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "bf16-pure": "no"}
@@ -22,9 +22,7 @@ def run(job: Job) -> None:
     The schedule stays unprepared, because a prepared one steps once per process.
     """
     loop = job.loop
-    # The states are process-wide singletons: an earlier run must not decide this one's precision.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_states()  # an earlier run must not decide this one's precision
     accelerator = Accelerator(mixed_precision=MIXED_PRECISION[loop.precision], cpu=loop.device.type == "cpu")
     check_scaler(loop, accelerator.scaler)
     model, optimizer, loader = accelerator.prepare(job.model, job.optimizer, job.loader)

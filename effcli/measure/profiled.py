@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from effcli.measure import torch_profiler
 from effcli.measure.whereabouts import shape_of
 from effcli.units import format_bytes
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 NUM_POINTS = 500
 """How many moments a recorded timeline has at most."""
 
-_TOLERATED = 1000
-"""The share of a peak, 1 / this, that may have been given back unseen."""
+_UNSEEN_SHARE = 0.001
+"""The share of a peak that may have been given back unseen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class UpdateProfiler:
         """
         import torch
 
-        if torch.autograd._profiler_enabled():
+        if torch_profiler.is_running():
             raise NotRecordedError("another profiler is running")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line at each start and stop
         parameters = list(self._model.parameters())
@@ -106,7 +107,7 @@ class UpdateProfiler:
         profile, self._profile = self._profile, None
         try:
             profile.__exit__(None, None, None)
-            changes = _changes(profile.kineto_results.experimental_event_tree())
+            changes = torch_profiler.changes(profile)
         except RuntimeError as error:
             raise NotRecordedError(f"torch's profiler failed: {error}") from error
         if not changes or not self._shape[0]:
@@ -117,7 +118,7 @@ class UpdateProfiler:
         peak_bytes = max(live)
         changed = {address for address, _ in changes}
         unseen_bytes = sum(entry.num_bytes for entry in before if entry.address not in changed and not entry.is_there)
-        if unseen_bytes * _TOLERATED > peak_bytes:
+        if unseen_bytes > _UNSEEN_SHARE * peak_bytes:
             raise NotRecordedError(
                 f"{format_bytes(unseen_bytes)} of weights and optimizer state were replaced in the update, and torch's "
                 "profiler does not see when the former ones are freed"
@@ -129,10 +130,8 @@ class UpdateProfiler:
 
     def detach(self) -> None:
         """Stop without a result where an update is being recorded, and take the hook off. May be called again."""
-        import torch
-
         profile, self._profile = self._profile, None
-        if profile is not None and torch.autograd._profiler_enabled():
+        if profile is not None and torch_profiler.is_running():
             with suppress(RuntimeError):
                 profile.__exit__(None, None, None)
         while self._handles:
@@ -182,17 +181,6 @@ def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     from effcli.storage import leaves
 
     return (leaf for _, leaf in leaves(vars(optimizer), "") if isinstance(leaf, torch.Tensor))
-
-
-def _changes(roots: Iterable[Any]) -> list[tuple[int, int]]:
-    """Return address and bytes of each allocation (above 0) and free (below) on the CPU, in order of time."""
-    found, waiting = [], list(reversed(list(roots)))
-    while waiting:
-        event = waiting.pop()
-        waiting += reversed(event.children)
-        if event.tag.name == "Allocation" and event.typed[1].device.type == "cpu":
-            found.append((event.start_time_ns, event.typed[1].ptr, event.typed[1].alloc_size))
-    return [(address, num_bytes) for _, address, num_bytes in sorted(found, key=lambda change: change[0])]
 
 
 def _played(changes: Iterable[tuple[int, int]], blocks: dict[int, int]) -> Iterator[int]:

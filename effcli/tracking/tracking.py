@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.engines.surroundings import without_launcher_settings
 from effcli.errors import UnreachableError, first_line
 from effcli.files import write_text
 from effcli.masking import masked
@@ -160,7 +159,9 @@ def _surrounded(opened: _Opened, function: Callable[[_Opened], object]) -> Calla
     """Return a call with what accelerate's trackers and the service look for around it."""
 
     def call() -> None:
-        with _environment(opened.service.environment(opened.place)), _process_state():
+        from effcli.engines.process_state import one_process
+
+        with _environment(opened.service.environment(opened.place)), one_process():
             function(opened)
 
     return call
@@ -178,22 +179,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _process_state() -> Iterator[None]:
-    """Let accelerate know that there is one process, which its trackers ask; leave no trace of it.
-
-    The state is process-wide and decides the device of whoever asks next: where the engine has made one, that stays.
-    """
-    from accelerate.state import PartialState
-
-    if PartialState._shared_state:
-        yield
-        return
-    with without_launcher_settings():
-        PartialState(cpu=True)
-    try:
-        yield
-    finally:
-        PartialState._reset_state()
