@@ -13,7 +13,9 @@ import pytest
 from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.record import RunRecord
 from effcli.memory.plan import exact_plan
+from effcli.report.charts.memory import measured_live
 from effcli.report.output import emit_comparison
+from effcli.report.rows import memory_rows
 from tests import comparisons
 
 MIB = 2**20
@@ -181,6 +183,46 @@ def test_every_prediction_names_its_basis(capsys: pytest.CaptureFixture[str]) ->
     assert "predicted state exact for adamw, probed for adam8bit; peak traced" in text
 
 
+def test_a_peak_that_rests_on_an_assumption_is_not_called_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    run = comparisons.run("adam8bit")
+    assert run.optimizer.plan is not None
+    plan = run.optimizer.plan.model_copy(update={"basis": {**run.optimizer.plan.basis, "temporaries": "assumed"}})
+    guessed = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"plan": plan})})
+    text = one_line(shown(capsys, comparisons.comparison([comparisons.run("adamw"), guessed])))
+    assert "peak traced for adamw, traced (temporaries assumed) for adam8bit" in text
+    (peak,) = (line for line in memory_rows(guessed) if line.label == "peak allocated")
+    assert peak.basis == "assumed"
+
+
+def test_no_plan_of_another_batch_is_told_as_that_of_the_profiled_one(capsys: pytest.CaptureFixture[str]) -> None:
+    run = comparisons.run("adamw")
+    assert run.measured is not None
+    assert run.measured.profiled is not None
+    profiled = run.measured.profiled.model_copy(update={"planned_peak_allocated_bytes": None})
+    other = run.model_copy(update={"measured": run.measured.model_copy(update={"profiled": profiled})})
+    text = shown(capsys, comparisons.comparison([other]))
+    assert row(part(text, "Memory"), "adamw")[4:6] == ["n/a", "1,254.73"]
+    assert "8 rows x 128 tokens; no peak was predicted for that batch" in one_line(text)
+    assert measured_live(run)
+    assert not measured_live(other)
+
+
+def test_what_has_no_ratio_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    none = comparisons.run("adafactor")
+    assert none.measured is not None
+    facts = none.optimizer.model_copy(update={"state_bytes": 0, "state_elements": 0, "tensors": {}, "name": "sgd"})
+    measured = none.measured.model_copy(update={"optimizer_state_bytes": 0, "optimizer_state_elements": 0})
+    sgd = none.model_copy(update={"optimizer": facts, "measured": measured})
+    text = one_line(shown(capsys, comparisons.comparison([sgd, comparisons.run("adamw")])))
+    assert "ratio to sgd, the first; measured amounts; no ratio of states: its own is 0" in text
+
+
+def test_where_every_run_failed_early_nothing_is_said_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [Attempt(name=name, seed=1, status="failed", failure="no data", exit_code=2) for name in ("sgd", "adamw")]
+    text = shown(capsys, compared(failed, [], status="failed"))
+    assert not re.search("^(ratio|predicted)", text, re.MULTILINE)
+
+
 def test_on_a_cpu_the_peak_is_that_of_a_profiled_update_or_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     text = one_line(shown(capsys, comparisons.three()))
     assert "the CPU's allocator during one warm update: update 3, 8 rows x 128 tokens; predicted for that" in text
@@ -190,6 +232,11 @@ def test_on_a_cpu_the_peak_is_that_of_a_profiled_update_or_has_a_reason(capsys: 
     text = shown(capsys, comparisons.comparison([run.model_copy(update={"measured": unprofiled})]))
     assert row(part(text, "Memory"), "adamw")[4:7] == ["1,254.73", "n/a", "1.00"]
     assert "n/a: no update was profiled on this CPU; --profile-memory does that" in text
+    loop = {"spec": {**run.spec, "loop": {**run.spec["loop"], "profile_memory": True}}}
+    asked = run.model_copy(update={"measured": unprofiled, **loop})
+    assert "n/a: no update was profiled on this CPU; the notes say why" in shown(
+        capsys, comparisons.comparison([asked])
+    )
     assert "measured states, predicted peaks" in text
 
 
@@ -379,7 +426,7 @@ def test_names_of_the_user_are_printed_and_control_characters_are_not(capsys: py
     assert "\x1b" not in text
     assert "\r" not in text
     flat = re.sub(r"\s+", "", text)
-    for told in ("</script><imgsrc=xonerror=alert(1)>", "[bold]no[/][PAD]", r"a\x1b[31mredbackline"):
+    for told in ("</script><imgsrc=xonerror=attacked=1>", "[bold]no[/][PAD]", r"a\x1b[31mredbackline"):
         assert told in flat
 
 

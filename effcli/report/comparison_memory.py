@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from effcli.report.layout import ruled_table
 from effcli.report.number_text import NOT_AVAILABLE, ratio
-from effcli.report.rows import runs_on_cuda
+from effcli.report.rows import peak_basis, runs_on_cuda
 from effcli.report.text import common_unit, in_unit, plain, plus_minus
+from effcli.setting_texts import mapping
 from effcli.units import Basis, Category, count, format_count
 
 if TYPE_CHECKING:
@@ -104,9 +105,10 @@ def _varies(line: Summary) -> bool:
 
 def memory_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     """Yield where the numbers come from, what they leave out, and by how much state was predicted wrongly."""
-    if record.summary:
-        yield "ratio", f"to {record.summary[0].name}, the first; {_ratio_basis(record)}"
-    yield "predicted", "; ".join(_predicted(record))
+    if any(line.ratios.keys() & {*_STATE, *_PEAK} for line in record.summary):
+        yield "ratio", f"to {record.summary[0].name}, the first; {_ratio_basis(record)}{_no_ratio(record)}"
+    if predicted := "; ".join(_predicted(record)):
+        yield "predicted", predicted
     if _has(record, _STATE[1]):
         yield "state", _state_differences(record)
     yield from _measured_peak(record)
@@ -124,6 +126,17 @@ def _ratio_basis(record: ComparisonRecord) -> str:
     return ", ".join(f"{word} {what}s" for what, word in basis.items())
 
 
+def _no_ratio(record: ComparisonRecord) -> str:
+    """Return why there is no ratio of states or of peaks, where the first name has nothing to divide by."""
+    first, *others = record.summary
+    why = []
+    for what, (predicted, found) in (("states", _STATE), ("peaks", _PEAK)):
+        key = found if _has(record, found) else predicted
+        if others and not getattr(first, key) and _has(record, key):
+            why.append(f"no ratio of {what}: its own is {NOT_AVAILABLE if getattr(first, key) is None else 0}")
+    return "".join(f"; {reason}" for reason in why)
+
+
 def _predicted(record: ComparisonRecord) -> Iterator[str]:
     """Yield the basis of states and of peaks, with names where they do not share it."""
     runs = [(line.name, run) for line in record.summary if (run := record.run_for(line.name)) is not None]
@@ -139,7 +152,8 @@ def _peak_basis(run: RunRecord) -> str:
     plan = run.optimizer.plan
     if plan is None or plan.peak_allocated_bytes is None:
         return f"{NOT_AVAILABLE} (activations could not be traced)"
-    return plan.basis.get(Category.ACTIVATIONS, Basis.TRACED)
+    whole, activations = peak_basis(plan), plan.basis.get(Category.ACTIVATIONS, Basis.TRACED)
+    return activations if whole in ("", activations) else f"{activations} (temporaries {whole})"
 
 
 def _by_basis(pairs: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
@@ -173,7 +187,9 @@ def _measured_peak(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
         yield "peak", f"measured: the CPU's allocator during one warm update: {_shape(profiled)}"
     silent = [run for run, found in measured if found.peak_allocated_bytes is None and not runs_on_cuda(run)]
     if silent:
-        yield "peak", f"{NOT_AVAILABLE}: no update was profiled on this CPU; --profile-memory does that"
+        asked = all(mapping(run.spec.get("loop")).get("profile_memory") for run in silent)
+        hint = "the notes say why" if asked else "--profile-memory does that"
+        yield "peak", f"{NOT_AVAILABLE}: no update was profiled on this CPU; {hint}"
     if any(not runs_on_cuda(run) for run, _ in measured):
         yield "resident", "the most that the whole process held, Python and libraries included"
 
@@ -185,5 +201,7 @@ def _shape(profiled: Sequence[ProfiledUpdate]) -> str:
         f"update {format_count(update)}, {count(rows, 'row')} x {count(tokens, 'token')}"
         for update, rows, tokens in shapes
     ]
-    planned = all(update.planned_peak_allocated_bytes is not None for update in profiled)
-    return f"{' or '.join(told)}; predicted for {'that' if planned else 'the largest'} batch"
+    planned = [update for update in profiled if update.planned_peak_allocated_bytes is not None]
+    where = "" if len(planned) == len(profiled) else " where there is a number"
+    predicted = f"predicted for that batch{where}" if planned else "no peak was predicted for that batch"
+    return f"{' or '.join(told)}; {predicted}"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from effcli.measure.record import RunRecord
 from effcli.units import Basis, Category, StateAmount
+
+if TYPE_CHECKING:
+    from effcli.memory.plan import MemoryPlan
 
 _FIRMEST_FIRST = (Basis.EXACT, Basis.TRACED, Basis.PROBED, Basis.ASSUMED)
 
@@ -99,6 +103,12 @@ def _looseness(basis: str) -> int:
     return _FIRMEST_FIRST.index(Basis(basis)) if basis in set(Basis) else len(_FIRMEST_FIRST)
 
 
+def peak_basis(plan: MemoryPlan) -> str:
+    """Return the looser basis of a peak's activations and of temporaries that it holds; empty where it has neither."""
+    parts = [Category.ACTIVATIONS, *([Category.TEMPORARIES] if plan.at_peak and plan.at_peak.temporaries_bytes else [])]
+    return max((plan.basis[part] for part in parts if part in plan.basis), key=_looseness, default="")
+
+
 def _state_details(record: RunRecord) -> list[MemoryRow]:
     optimizer, measured = record.optimizer, record.measured
     details = [
@@ -125,7 +135,7 @@ def _peak_rows(record: RunRecord) -> list[MemoryRow]:
     plan, measured = record.optimizer.plan, record.measured
     estimated = record.comparable_planned_peak_bytes
     allocated = measured.peak_allocated_bytes if measured else None
-    basis = plan.basis.get(Category.ACTIVATIONS, "") if plan else ""
+    basis = peak_basis(plan) if plan else ""
     rows = []
     if estimated is not None or allocated is not None or measured is None or runs_on_cuda(record):
         rows.append(MemoryRow(label="peak allocated", estimated=estimated, measured=allocated, basis=basis))

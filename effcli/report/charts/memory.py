@@ -76,8 +76,10 @@ def planned_for_profiled(run: RunRecord) -> int | None:
 
 def measured_live(run: RunRecord) -> tuple[int, ...]:
     """Return the live bytes of the profiled update where its batch is that of the plan; else nothing."""
-    profiled = run.measured.profiled if run.measured else None
-    return profiled.timeline_bytes if profiled is not None and planned_for_profiled(run) is None else ()
+    profiled, plan = run.measured.profiled if run.measured else None, run.optimizer.plan
+    if profiled is None or plan is None or profiled.planned_peak_allocated_bytes != plan.peak_allocated_bytes:
+        return ()
+    return profiled.timeline_bytes
 
 
 def bars_of(run: RunRecord) -> tuple[Bar, ...]:
