@@ -80,6 +80,18 @@ def test_a_checkpoint_that_finds_the_disk_full_stops_the_run_at_the_one_before(
     check_resumed(run, tmp_path)
 
 
+def test_a_run_that_finds_the_disk_full_before_its_first_checkpoint_starts_again_where_it_is_told_to(
+    run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        limited(patched, checkpoint, "save_model")
+        failed = effcli(*run)
+    assert failed.error.endswith(
+        "File too large; no intact checkpoint was saved before: make room, then --resume starts from the first update"
+    )
+    check_resumed(run, tmp_path)
+
+
 @pytest.mark.parametrize(("owner", "name"), [(run_module, "save_model"), (PreTrainedTokenizerFast, "save_pretrained")])
 def test_a_final_model_or_tokenizer_that_finds_the_disk_full_can_be_written_later(
     owner: Any, name: str, run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -139,7 +139,7 @@ def explained_write_failure(checkpoints: CheckpointStore) -> Iterator[None]:
         left = (
             f"'{saved}' is intact: {first}, then continue with --resume"
             if saved
-            else f"no intact checkpoint was saved before: {first}, then start again with --overwrite"
+            else f"no intact checkpoint was saved before: {first}, then --resume starts from the first update"
         )
         raise WriteError(f"{error}; {left}") from error
 
