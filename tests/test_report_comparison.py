@@ -32,7 +32,7 @@ EVERY = {
 
 
 def shown(capsys: pytest.CaptureFixture[str], record: ComparisonRecord, *, quiet: bool = False) -> str:
-    emit_comparison(record, json=False, quiet=quiet)
+    emit_comparison(record, json=False, quiet=quiet, folder="runs/the comparison")
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -357,7 +357,19 @@ def test_what_is_not_completed_is_told_with_its_reason_and_what_to_type(capsys: 
     assert "adam8bit 42 interrupted 20 of 60 stopped by SIGINT" in unfinished
     assert "lion8bit 42 missing n/a not started" in unfinished
     assert "adam8bit, seed 42: its results are those after update 20 of 60" in text
-    assert "effcli compare --resume --out runs/comparison" in text
+    assert "effcli compare --resume --out 'runs/the comparison'" in one_line(text)
+
+
+def test_a_comparison_says_where_it_lies_also_where_no_run_left_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    text = one_line(shown(capsys, compared([Attempt(name="adamw", seed=1)], [], status="interrupted")))
+    assert "effcli compare --resume --out 'runs/the comparison'" in text
+
+
+def test_a_name_of_many_pages_leaves_room_for_what_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    run = comparisons.run("adamw")
+    huge = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"name": "x" * 10_000})})
+    text = shown(capsys, comparisons.comparison([huge, comparisons.run("adafactor")]))
+    assert len(text) < 10_000
 
 
 def test_what_could_not_be_planned_is_told_without_a_command_that_resumes(capsys: pytest.CaptureFixture[str]) -> None:

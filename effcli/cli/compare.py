@@ -146,7 +146,7 @@ def compare(
         record = pipeline.compare(
             comparison, make_progress=progress, resume=resume, overwrite=overwrite, verbose=verbose
         )
-    emit_comparison(record, json=as_json, quiet=quiet)
+    emit_comparison(record, json=as_json, quiet=quiet, folder=None if estimate_only else comparison.out)
     emit_files(write_exports(record, html=html, plot=plot, csv=csv), json=as_json)
     pipeline.check_compared(record, comparison.out)
 

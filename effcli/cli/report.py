@@ -43,5 +43,6 @@ def report(
     if len(documents) == 1 and isinstance(first, RunRecord) and not as_json:
         emit_saved_run(first, quiet=quiet)
     else:
-        emit_comparison(comparison, json=as_json, quiet=quiet)
+        path = records[0]
+        emit_comparison(comparison, json=as_json, quiet=quiet, folder=str(path if path.is_dir() else path.parent))
     emit_files(write_exports(comparison, html=html, plot=plot, csv=csv), json=as_json)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Group
 from rich.text import Text
@@ -22,19 +21,26 @@ from effcli.report.notes import notes_of
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.settings import Difference, settings_of
 from effcli.report.text import plain
-from effcli.units import count, format_count, listed
+from effcli.units import count, cut, format_count, listed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from effcli.measure.comparison_record import ComparisonRecord
+    from effcli.measure.comparison_record import Attempt, ComparisonRecord, Summary
 
+    _Named = TypeVar("_Named", Attempt, Summary)
+
+_LONGEST_NAME = 100
 _LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 
 
-def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool) -> None:
-    """Print what was compared, memory, speed and results, and what did not end; `notes` adds what the runs said."""
+def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool, folder: str | None = None) -> None:
+    """Print what was compared, memory, speed and results, and what did not end; `notes` adds what the runs said.
+
+    `folder` is where the comparison lies, for the command that completes it.
+    """
+    record = _with_short_names(record)
     settings = settings_of(record)
     facts = [*settings.shared, *_seeds(record)]
     parts: list[RenderableType] = [
@@ -46,11 +52,24 @@ def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool
         fitted(results_table(record, console.encoding), console),
         fact_grid(results_remarks(record)),
         _unfinished(record),
-        fact_grid(_to_type(record)),
+        fact_grid(_to_type(record, folder)),
     ]
     if notes:
         parts.append(fact_grid(("note", note) for note in notes_of(record)))
     print_parts(parts, console)
+
+
+def _with_short_names(record: ComparisonRecord) -> ComparisonRecord:
+    """Return the record with names that leave room for what they name, unless two of them would become one."""
+    short = {line.name: cut(plain(line.name), _LONGEST_NAME) for line in record.summary}
+    if len(set(short.values())) < len(short):
+        return record
+
+    def renamed(one: _Named) -> _Named:
+        return one.model_copy(update={"name": short.get(one.name, one.name)})
+
+    changes = {"attempts": tuple(map(renamed, record.attempts)), "summary": tuple(map(renamed, record.summary))}
+    return record.model_copy(update=changes)
 
 
 def _headline(record: ComparisonRecord) -> Text:
@@ -114,15 +133,9 @@ def _unfinished(record: ComparisonRecord) -> Table:
     return table
 
 
-def _to_type(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
+def _to_type(record: ComparisonRecord, folder: str | None) -> Iterable[tuple[str, str]]:
     """Yield the command that makes the runs that are missing."""
     unfinished = [attempt for attempt in record.attempts if not attempt.ended_well]
-    if unfinished and record.command == "compare" and not _is_plan(record):
-        folder = shlex.quote(_folder(record) or "FOLDER")
-        yield "to type", f"effcli compare --resume --out {folder}: makes what is not completed, and nothing else"
-
-
-def _folder(record: ComparisonRecord) -> str | None:
-    """Return the folder of the comparison, in which those of its runs lie; None where no run says where it is."""
-    out = next((run.environment["out"] for run in record.runs if run.environment.get("out")), None)
-    return None if out is None else str(Path(str(out)).parent)
+    if unfinished and folder is not None and record.command == "compare" and not _is_plan(record):
+        command = f"effcli compare --resume --out {shlex.quote(folder)}"
+        yield "to type", f"{command}: makes what is not completed, and nothing else"

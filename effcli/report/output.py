@@ -108,14 +108,17 @@ def emit_search(record: SearchRecord, json: bool, quiet: bool) -> None:
     render_search(record, make_console(stderr=False), notes=not quiet)
 
 
-def emit_comparison(record: ComparisonRecord, json: bool, quiet: bool) -> None:
-    """Write a comparison to stdout: one JSON document, or the tables; `quiet` leaves out the notes."""
+def emit_comparison(record: ComparisonRecord, json: bool, quiet: bool, folder: str | None = None) -> None:
+    """Write a comparison to stdout: one JSON document, or the tables; `quiet` leaves out the notes.
+
+    `folder` is where the comparison lies, None where it is saved nowhere.
+    """
     if json:
         emit_json(record.model_dump(mode="json"))
         return
     from effcli.report.comparison import render_comparison
 
-    render_comparison(record, make_console(stderr=False), notes=not quiet)
+    render_comparison(record, make_console(stderr=False), notes=not quiet, folder=folder)
 
 
 def emit_files(files: Mapping[str, Path], json: bool) -> None:
