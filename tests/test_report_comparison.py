@@ -387,14 +387,6 @@ def test_where_the_first_has_no_measurement_there_is_no_ratio(capsys: pytest.Cap
     assert row(memory, "adam8bit")[1:7] == ["127.80", "127.80", "n/a", "799.60", "799.61", "n/a"]
 
 
-def test_a_machine_that_others_used_is_said_beside_the_times(capsys: pytest.CaptureFixture[str]) -> None:
-    record = comparisons.three()
-    busy = [attempt.model_copy(update={"others_share": 0.43}) for attempt in record.attempts[:1]]
-    text = shown(capsys, compared([*busy, *record.attempts[1:]], record.runs, status="completed"))
-    assert "other processes took up to 43% of the processors: times say little" in one_line(text)
-    assert "other processes" not in shown(capsys, record)
-
-
 def test_what_all_runs_share_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, comparisons.three())
     for told in ("distilbert-base-cased", "pairs.csv, 3,668 training rows", "engine pytorch, fp32, on cpu (x86_64)",

@@ -170,7 +170,7 @@ def describe_adapters(model: Any, settings: ModelSpec, task: str) -> str:
 
 
 def how_to_load(model: Any, task: str, *, out: str, config: PretrainedConfig) -> str:
-    """Return what should be said about the adapters that the run folder `out` will hold.
+    """Return what should be said about the adapters that go to the run folder `out`.
 
     `config` is that of the model below as its files have it: what the task changed in it has to be given again.
     """
@@ -183,6 +183,6 @@ def how_to_load(model: Any, task: str, *, out: str, config: PretrainedConfig) ->
     }
     given = "".join(f", {key}={value!r}" for key, value in changed.items())
     return (
-        f"'{folder}' will hold what was trained, in peft's format: peft.{_AUTO_CLASSES[task]}.from_pretrained("
+        f"What is trained goes to '{folder}', in peft's format: peft.{_AUTO_CLASSES[task]}.from_pretrained("
         f"'{folder}'{given}) puts it onto '{where or folder / BASE}'."
     )

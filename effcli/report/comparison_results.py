@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from effcli.measure.record import Baselines
 
 _SPEED = "seconds_per_update"
-_DISTURBED = 0.1
-"""From this share of the processors on, what others took of them is said beside the times."""
 _SHOWN: Mapping[str, tuple[str, str]] = {
     _SPEED: ("s/update", "{:,.4f}"),
     "samples_per_second": ("samples/s", "{:,.1f}"),
@@ -92,7 +90,7 @@ def _shared_baselines(record: ComparisonRecord) -> Baselines | None:
 def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
     """Yield what the times leave out, what the baselines are, and which runs had fewer updates than the others."""
     if any(line.seconds_per_update is not None for line in record.summary):
-        yield "s/update", f"training time alone: evaluation and saving are left out{_disturbance(record)}"
+        yield "s/update", "training time alone: evaluation and saving are left out"
     if any(line.final_loss is not None for line in record.summary):
         yield "losses", "training: that of the last update; eval, and the scores: those of the last evaluation"
     if _shared_baselines(record) is not None:
@@ -105,11 +103,3 @@ def results_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
         if run is not None and run.history and not attempt.ended_well:
             done, planned = format_count(run.history[-1].update), format_count(run.total_updates)
             yield "mind", f"{attempt.name}, seed {attempt.seed}: its results are those after update {done} of {planned}"
-
-
-def _disturbance(record: ComparisonRecord) -> str:
-    """Return how much of the processors others took during the runs, nothing where that was little."""
-    shares = [attempt.others_share for attempt in record.attempts if attempt.others_share is not None]
-    if not shares or max(shares) < _DISTURBED:
-        return ""
-    return f"; other processes took up to {max(shares):.0%} of the processors: times say little"
