@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from effcli.measure.comparison_record import ComparisonRecord
     from effcli.measure.record import RunRecord
 
-_MOST = 3
+_MOST_TOLD = 3
 """So many names are told one by one; of more, only the ends."""
 
 
@@ -38,8 +38,8 @@ def headline(names: Sequence[Named]) -> str:
 
 def title_of(names: Sequence[Named]) -> str:
     """Return the names side by side and the model, for the tab of the browser."""
-    shown = [named.short for named in names[:_MOST]]
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    shown = [named.short for named in names[:_MOST_TOLD]]
+    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
     return f"{', '.join(shown)}{more} on {_model(names)}"
 
 
@@ -87,7 +87,7 @@ def failures(record: ComparisonRecord) -> list[str]:
 
 def _told(others: Sequence[Named]) -> list[Named]:
     """Return the names to tell: all, or those with the least and the most state."""
-    if len(others) <= _MOST:
+    if len(others) <= _MOST_TOLD:
         return list(others)
     ordered = sorted(others, key=_state_bytes)
     return [ordered[0], ordered[-1]]

@@ -18,7 +18,7 @@ _BEND = 0.003
 _TICKS = (0, 0.01, 0.1, 1, 2, 4, 8, 16)
 _BITS = (0, 4, 8, 16, 32, 64)
 _BYTES_PER_PARAMETER = (0.01, 0.1, 1, 2, 4, 8)
-_MOST = 2
+_MOST_IN_LABEL = 2
 """So many names a label tells; of more it tells the first."""
 _BEYOND = 1.4
 """The axis ends at so many times the most statistics."""
@@ -144,7 +144,7 @@ def _texts(
     largest = max(one.state_bytes for group in groups for one in group)
     spots = [
         Spot(
-            text=listed([one.named.short for one in group], len(group) if len(group) <= _MOST else 1),
+            text=listed([one.named.short for one in group], len(group) if len(group) <= _MOST_IN_LABEL else 1),
             across=_place(group[0].statistics, right),
             down=_HEIGHT * (1 - group[0].bits / top),
             radius=max(_radius(one, largest) for one in group),
