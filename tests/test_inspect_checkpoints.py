@@ -211,6 +211,74 @@ def test_of_any_parameters_that_were_trained_none_gets_a_wrong_name(tmp_path: Pa
     assert num_named > 20
 
 
+def save(folder: Path, *models: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) -> dict[str, Any]:
+    """Return the inspection of an optimizer's state beside models as accelerate saves them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    for index, model in enumerate(models):
+        save_file(model.state_dict(), folder / f"model{f'_{index}' if index else ''}.safetensors")
+    optimizer = torch.optim.AdamW(trained)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "optimizer.bin")
+    return effcli("inspect", folder, "--json").record
+
+
+def names_in(record: dict[str, Any]) -> set[str]:
+    return {each["name"] for each in record["parameters"]}
+
+
+def test_of_several_models_only_the_one_with_the_shapes_of_the_state_gives_names(tmp_path: Path) -> None:
+    actor = torch.nn.ModuleDict({"a": torch.nn.Linear(7, 5), "b": torch.nn.Linear(5, 3)})
+    critic = torch.nn.ModuleDict({"c": torch.nn.Linear(7, 5), "d": torch.nn.Linear(5, 1)})
+    twin = torch.nn.ModuleDict({"e": torch.nn.Linear(7, 5), "f": torch.nn.Linear(5, 3)})
+    both = save(tmp_path / "both", actor, critic, trained=critic.parameters())
+    assert names_in(both) == {"c.weight", "c.bias", "d.weight", "d.bias"}
+    twins = save(tmp_path / "twins", actor, twin, trained=twin.parameters())
+    assert names_in(twins) == set("0123")
+    part = save(tmp_path / "part", actor, critic, trained=critic["d"].parameters())
+    assert names_in(part) == set("01")
+
+
+def test_a_shape_is_no_name_where_it_may_be_that_of_a_buffer(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 1), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
+    model.register_buffer("scale", torch.ones(9))
+    extra = torch.nn.Parameter(torch.ones(9))
+    assert names_in(save(tmp_path / "a", model, trained=[*model.parameters(), extra])) == set("0123456")
+
+
+def test_a_parameter_of_something_else_gets_no_name_of_the_model(tmp_path: Path) -> None:
+    model = tiny_distilbert()
+    model.save_pretrained(tmp_path)
+    extra = torch.nn.Parameter(torch.zeros_like(model.classifier.weight))
+    optimizer = torch.optim.AdamW([extra, *model.distilbert.transformer.layer[0].parameters()])
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    assert "classifier.weight" not in names_in(effcli("inspect", tmp_path, "--json").record)
+
+
+def test_of_heads_with_as_many_parameters_none_is_guessed(tmp_path: Path) -> None:
+    from transformers import DistilBertForQuestionAnswering
+
+    model = DistilBertForQuestionAnswering(tiny_distilbert().config)
+    (tmp_path / "model").mkdir()
+    model.config.save_pretrained(tmp_path / "model")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    known = names_in(effcli("inspect", tmp_path / "optimizer.pt", "--model", tmp_path / "model", "--json").record)
+    true = {name for name, _ in model.named_parameters()}
+    assert known - true == {"36", "37"}
+    assert true - known == {"qa_outputs.weight", "qa_outputs.bias"}
+
+
 def test_the_same_shapes_in_another_order_get_no_names(tmp_path: Path) -> None:
     model = tiny_distilbert()
     model.save_pretrained(tmp_path)

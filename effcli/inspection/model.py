@@ -12,7 +12,7 @@ from typing import Any
 from effcli.catalogue import lookup as catalogue
 from effcli.errors import DataError, EffcliError, UsageError, first_line, nearest
 from effcli.inspection.layout import Shape
-from effcli.inspection.weights import Weight, weights_in
+from effcli.inspection.weights import Weight, models_in
 from effcli.packages import require_package
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -42,15 +42,21 @@ class Parameter:
 class KnownModel:
     """The model in the folder of a state, in the one above, or the one that was named.
 
-    `weights` are the tensors of its files by name, `parameters` its parameters in the order of `named_parameters`,
-    empty where that is not known, for the reason `why`; `unread` says why weights that are there are not among them.
+    `models` are the tensors of its files by name; where accelerate saved several models, those of each. `orders` are
+    its parameters in the order of `named_parameters`, with each head that it may have; empty where that is not known,
+    for the reason `why`. `unread` says why weights that are there are not among them.
     """
 
     name: str
-    weights: Mapping[str, Weight]
-    parameters: Sequence[Parameter] = ()
+    models: tuple[Mapping[str, Weight], ...] = ()
+    orders: tuple[Sequence[Parameter], ...] = ()
     why: str = ""
     unread: str = ""
+
+    @property
+    def weights(self) -> Mapping[str, Weight]:
+        """Return the tensors of its files, empty where it is not known which of several models it is."""
+        return self.models[0] if len(self.models) == 1 else {}
 
 
 def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel | None:
@@ -60,13 +66,14 @@ def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel 
     """
     folder = (path if path.is_dir() else path.parent).absolute()
     for place in (folder, folder.parent):
-        weights, unread = _weights(place)
+        models, unread = _models(place)
         configured = [name for name in ("adapter_config.json", "config.json") if (place / name).is_file()]
-        if weights or unread or configured:
+        if models or unread or configured:
             break
     else:
         return None
-    beside = KnownModel(name=f"the model in '{place}'", weights=weights, unread=unread)
+    which = "the model" if len(models) < 2 else f"the {len(models)} models"
+    beside = KnownModel(name=f"{which} in '{place}'", models=models, unread=unread)
     if not order:
         return beside
     if not configured:
@@ -74,18 +81,18 @@ def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel 
     try:
         if configured[0] == "adapter_config.json":
             return _with_adapters(beside, place / configured[0])
-        return _chosen(beside, _candidates(str(place), None, weights), num_parameters)
+        return _chosen(beside, _candidates(str(place), None, beside.weights), num_parameters)
     except EffcliError as error:
         why = str(error).removeprefix(f"--model '{place}'").lstrip(": ").partition(";")[0]
         return replace(beside, why=why.rstrip("."))
 
 
-def _weights(folder: Path) -> tuple[Mapping[str, Weight], str]:
+def _models(folder: Path) -> tuple[tuple[Mapping[str, Weight], ...], str]:
     """Return the weights in a folder, and why there are none where that is for damage."""
     try:
-        return weights_in(folder), ""
-    except DataError as error:
-        return {}, str(error)
+        return models_in(folder), ""
+    except (DataError, OSError) as error:  # also a folder that may be entered but not listed
+        return (), str(error)
 
 
 def named_model(name: str, path: Path, *, num_parameters: int) -> KnownModel:
@@ -95,23 +102,20 @@ def named_model(name: str, path: Path, *, num_parameters: int) -> KnownModel:
         UsageError: it is neither in the catalogue nor on this machine, or cannot be built.
     """
     beside = model_beside(path, order=False, num_parameters=num_parameters)
-    known = KnownModel(
-        name=f"'{name}'", weights=beside.weights if beside else {}, unread=beside.unread if beside else ""
-    )
+    known = replace(beside or KnownModel(name=""), name=f"'{name}'")
     return _chosen(known, _candidates(name, None, known.weights), num_parameters)
 
 
 def _chosen(known: KnownModel, candidates: Iterator[Sequence[Parameter]], num_parameters: int) -> KnownModel:
-    """Return the model with the head whose parameters are its weights, or as many as the optimizer has."""
-    why = "its weights are of another shape than its configuration says"
+    """Return the model with the head whose parameters are its weights, else with all that have as many as the state."""
+    if not known.weights:
+        orders = tuple(parameters for parameters in candidates if len(parameters) == num_parameters)
+        why = "" if orders else f"it has no head with {num_parameters} parameters"
+        return replace(known, orders=orders, why=why)
     for parameters in candidates:
-        own = {parameter.name: parameter.shape for parameter in parameters}
-        common = own.keys() & known.weights.keys()
-        agrees = all(own[name] == known.weights[name].shape for name in common)
-        whole = len(common) == len(own) if known.weights else len(own) == num_parameters
-        if agrees and whole:
-            return replace(known, parameters=parameters)
-    return replace(known, why=why if known.weights else f"it has no head with {num_parameters} parameters")
+        if all(each.name in known.weights and known.weights[each.name].shape == each.shape for each in parameters):
+            return replace(known, orders=(parameters,))
+    return replace(known, why="its weights are not those that its configuration says")
 
 
 def _candidates(name: str, task: str | None, weights: Mapping[str, Weight]) -> Iterator[Sequence[Parameter]]:
@@ -205,7 +209,7 @@ def _with_adapters(beside: KnownModel, path: Path) -> KnownModel:
     adapters = _adapters(base, _TASKS_OF_PEFT.get(str(task)), chosen, beside.weights)
     live = {parameter.name: _stored_name(parameter.name) for parameter in adapters}
     weights = {name: beside.weights[stored] for name, stored in live.items() if stored in beside.weights}
-    known = replace(beside, weights=weights)
+    known = replace(beside, models=(weights,) if weights else ())
     return _chosen(known, iter([adapters]), len(adapters))
 
 

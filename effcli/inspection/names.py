@@ -55,19 +55,22 @@ def name_parameters(saved: SavedOptimizer, states: Mapping[str, SavedState], mod
     if known is not None and known.unread:
         notes = (*notes, f"The weights of {known.name} are left out: {known.unread}.")
     weights = known.weights if known else {}
-    parameters = {parameter.name: parameter for parameter in known.parameters} if known else {}
+    parameters = {parameter.name: parameter for order in known.orders for parameter in order} if known else {}
     shapes = {label: told.get(label) or _shape(name, weights, parameters) for label, name in names.items()} | told
     return Naming(
         names=names,
         shapes={label: shape for label, shape in shapes.items() if shape is not None},
-        dtypes=_dtypes(saved.states, names, weights),
+        dtypes=_dtypes(saved.states, names, known),
         notes=notes,
     )
 
 
-def _dtypes(labels: Iterable[str], names: Mapping[str, str], weights: Mapping[str, Weight]) -> dict[str, str]:
+def _dtypes(labels: Iterable[str], names: Mapping[str, str], known: KnownModel | None) -> dict[str, str]:
     """Return the dtype of each weight by its name; of those without, the one that all stored weights have."""
-    stored = {weight.dtype for weight in weights.values()} & set(DTYPES)
+    if known is None:
+        return {}
+    weights = known.weights
+    stored = {weight.dtype for model in known.models for weight in model.values()} & set(DTYPES)
     common = next(iter(stored)) if len(stored) == 1 else None
     found = {label: weights[names[label]].dtype if names.get(label) in weights else common for label in labels}
     return {label: dtype for label, dtype in found.items() if dtype in DTYPES}
@@ -84,19 +87,31 @@ def _from(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the names that a model gives, and what should be said about them."""
     labels = [label for group in members for label in group]
-    named, why = {}, known.why
-    if known.parameters:
-        named, why = _by_order(known.parameters, members, told), "others of its parameters fit their positions as well"
-    named = named or _by_shape(known.weights, labels, told)
+    named, why = _by_orders(known.orders, members, told), known.why or "others of its parameters fit as well"
+    if not named and len(told) == len(labels):
+        models = [{each.name: each.shape for each in order} for order in known.orders] or [
+            {name: weight.shape for name, weight in model.items()} for model in known.models
+        ]
+        named = _by_shape(models, told)
     if len(named) == len(labels):
-        return named, (f"Names of parameters are those of {known.name}: every shape agrees.",)
+        return named, (f"Names of parameters are those of {known.name}, in its order: every shape agrees.",)
     if not named:
         why = why if known.why else "its parameters have other shapes"
-        return {}, (f"Parameters have their positions for names: {known.name} does not give them, {why}.",)
+        return {}, (f"Parameters have their positions for names: those of {known.name} are not taken, {why}.",)
     return named, (
         f"{format_count(len(named))} of {count(len(labels), 'parameter')} have the names of {known.name}; the others "
         f"have their positions: {why}.",
     )
+
+
+def _by_orders(
+    orders: Sequence[Sequence[Parameter]], members: Sequence[Sequence[str]], told: Mapping[str, Shape]
+) -> dict[str, str]:
+    """Return the names that all heads of a model give that fit: which of them was trained is not known."""
+    fitting = [names for order in orders if (names := _by_order(order, members, told))]
+    if not fitting:
+        return {}
+    return {label: name for label, name in fitting[0].items() if all(names.get(label) == name for names in fitting)}
 
 
 def _by_order(
@@ -151,11 +166,15 @@ def _earliest(shapes: Sequence[Shape | None], parameters: Sequence[Parameter]) -
     return found if len(found) == len(shapes) else None
 
 
-def _by_shape(weights: Mapping[str, Weight], labels: Sequence[str], told: Mapping[str, Shape]) -> dict[str, str]:
-    """Return the names of parameters whose shape no other has, neither among the weights nor among the states."""
-    held = Counter(weight.shape for weight in weights.values())
+def _by_shape(models: Sequence[Mapping[str, Shape]], told: Mapping[str, Shape]) -> dict[str, str]:
+    """Return the names of parameters whose shape no other has, in the one model that has just the shapes of the states.
+
+    A part of a model is not named so: a parameter of something else could have the shape of one that was not trained,
+    or of a buffer, which files don't tell from weights.
+    """
     wanted = Counter(told.values())
-    if len(told) < len(labels) or wanted - held:
+    fitting = [model for model in models if Counter(model.values()) == wanted]
+    if len(fitting) != 1:
         return {}
-    by_shape = {weight.shape: name for name, weight in weights.items()}
-    return {label: by_shape[shape] for label, shape in told.items() if wanted[shape] == held[shape] == 1}
+    by_shape = {shape: name for name, shape in fitting[0].items()}
+    return {label: by_shape[shape] for label, shape in told.items() if wanted[shape] == 1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from effcli.saved.torch_file import load_torch_file
 
 _SAFE = ("model.safetensors", "adapter_model.safetensors")
 _PICKLED = "pytorch_model.bin"
+_OTHERS = re.compile(r"(?:pytorch_)?model_(\d+)\.(?:safetensors|bin)")
+"""Further models that accelerate saves beside the first (accelerate/checkpointing.py, 1.15)."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -28,17 +32,22 @@ class Weight:
     dtype: str
 
 
-def weights_in(folder: Path) -> dict[str, Weight]:
-    """Return the tensors of the model files in a folder, of sharded ones too; empty where there are none.
+def models_in(folder: Path) -> tuple[dict[str, Weight], ...]:
+    """Return the tensors of each model whose files a folder has, of sharded ones too.
 
     Raises:
-        DataError: a file of the model is damaged, or one that its index names is missing.
+        DataError: a file of a model is damaged, or one that its index names is missing.
     """
-    for name in _SAFE:
-        files = _files(folder, name)
-        if files:
-            return {key: weight for file in files for key, weight in _of_safetensors(file)}
-    return {key: weight for file in _files(folder, _PICKLED) for key, weight in _of_pickle(file)}
+    first = next(filter(None, (_files(folder, name) for name in (*_SAFE, _PICKLED))), None)
+    if first is None:
+        return ()
+    matches = [match for name in os.listdir(folder) if (match := _OTHERS.fullmatch(name))]
+    others = [[folder / match[0]] for match in sorted(matches, key=lambda match: int(match[1]))]
+    return tuple({key: weight for file in files for key, weight in _read(file)} for files in (first, *others))
+
+
+def _read(path: Path) -> Iterator[tuple[str, Weight]]:
+    return _of_safetensors(path) if path.suffix == ".safetensors" else _of_pickle(path)
 
 
 def _files(folder: Path, name: str) -> list[Path]:
