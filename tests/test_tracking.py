@@ -238,7 +238,10 @@ def test_a_signal_ends_the_run_as_interrupted(heard: Heard, tmp_path: Path) -> N
     assert heard.steps == [2, 4]
 
 
-def test_a_second_signal_waits_for_no_service(heard: Heard, tmp_path: Path) -> None:
+@pytest.mark.parametrize("during", ["start", "log"])
+def test_a_second_signal_waits_for_no_service(
+    during: str, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stuck = threading.Event()
 
     def interrupt_twice() -> None:
@@ -247,12 +250,16 @@ def test_a_second_signal_waits_for_no_service(heard: Heard, tmp_path: Path) -> N
             stuck.wait(0.2)
         stuck.wait(60)
 
+    if during == "start":
+        monkeypatch.setattr(heard, "start", interrupt_twice)
     heard.at_step = (2, interrupt_twice)
+    monkeypatch.setattr(tracking, "FINISH_S", -1.0)  # a wait for the end would fail, and be told
     result = train(tmp_path, "out", "--track", "wandb", "--logging-steps", 2)
     stuck.set()
     assert result.code == 130
     assert "stopped at once" in result.error
-    assert heard.calls[-1][:2] == ("log", 2)
+    assert "failed" not in result.stderr
+    assert heard.calls[-1][0] == {"start": "made", "log": "log"}[during]
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits", "hangs"])

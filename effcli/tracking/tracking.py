@@ -113,7 +113,6 @@ class Tracking:
         self._folder.mkdir(parents=True, exist_ok=True)
         tracker = LOGGER_TYPE_TO_CLASS[name](**service.arguments(place))
         opened = _Opened(service=service, worker=Worker(name), tracker=tracker, place=place)
-        self._opened[name] = opened
 
         def begin(opened: _Opened) -> None:
             tracker.start()
@@ -121,8 +120,9 @@ class Tracking:
                 tracker.store_init_configuration(config_values(self._spec.model_dump(mode="json")))
 
         if error := opened.worker.call(_surrounded(opened, begin), limit_s=START_S):
-            del self._opened[name]
+            opened.worker.end()
             raise UnreachableError(f"--track {name} did not begin: {_said(error)}; leave it out to train") from error
+        self._opened[name] = opened
         return opened
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
@@ -139,6 +139,7 @@ class Tracking:
             raise
         if error is not None:
             del self._opened[name]
+            opened.worker.end()
             note = f"--track {name} failed ({_said(error)}): the run goes on without it, the record has everything."
             self.notes = (*self.notes, note)
             self._progress.note(note)
