@@ -188,8 +188,9 @@ def test_a_peak_that_rests_on_an_assumption_is_not_called_traced(capsys: pytest.
     assert run.optimizer.plan is not None
     plan = run.optimizer.plan.model_copy(update={"basis": {**run.optimizer.plan.basis, "temporaries": "assumed"}})
     guessed = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"plan": plan})})
-    text = one_line(shown(capsys, comparisons.comparison([comparisons.run("adamw"), guessed])))
-    assert "peak traced for adamw, traced (temporaries assumed) for adam8bit" in text
+    traced = [comparisons.run(name) for name in ("adamw", "adafactor")]
+    text = one_line(shown(capsys, comparisons.comparison([*traced, guessed])))
+    assert "peak traced for adamw and adafactor, traced (temporaries assumed) for adam8bit" in text
     (peak,) = (line for line in memory_rows(guessed) if line.label == "peak allocated")
     assert peak.basis == "assumed"
 

@@ -10,7 +10,7 @@ from effcli.report.number_text import NOT_AVAILABLE, ratio
 from effcli.report.rows import peak_basis, runs_on_cuda
 from effcli.report.text import common_unit, in_unit, plain, plus_minus
 from effcli.setting_texts import mapping
-from effcli.units import Basis, Category, count, format_count
+from effcli.units import Basis, Category, count, format_count, listed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,7 +143,9 @@ def _predicted(record: ComparisonRecord) -> Iterator[str]:
     states = _by_basis((name, run.optimizer.basis) for name, run in runs)
     peaks = _by_basis((name, _peak_basis(run)) for name, run in runs)
     for what, names in (("state", states), ("peak", peaks)):
-        told = [basis if len(names) == 1 else f"{basis} for {', '.join(who)}" for basis, who in names.items()]
+        told = [
+            basis if len(names) == 1 else f"{basis} for {listed(who, None, last='and')}" for basis, who in names.items()
+        ]
         if told:
             yield f"{what} {', '.join(told)}"
 
