@@ -261,6 +261,7 @@ def test_losses_are_drawn_raw_and_as_a_mean_with_evaluations_where_they_were(thr
         [20 * 1.31, 40 * 1.31, 60 * 1.31]
     )
     assert "mean of the last 4 updates" in three
+    assert all(line["mark"]["strokeJoin"] == "round" for line in layers(against, "line"))  # a spike is no loss
 
 
 def test_records_without_times_say_so_in_place_of_the_chart(tmp_path: Path) -> None:

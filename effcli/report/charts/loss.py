@@ -36,8 +36,8 @@ def loss_chart(names: Sequence[Named], against: Against, *, width: int | str, in
     lines = {**place, "detail": "run:N", **key_scale(names, legend=legend, dashes=True)}
     points = {**place, **key_scale(names, legend=False)}
     chart = alt.layer(
-        alt.Chart(raw).mark_line(strokeWidth=1, opacity=0.28).encode(**lines),
-        alt.Chart(means).mark_line(strokeWidth=2).encode(**lines),
+        alt.Chart(raw).mark_line(strokeWidth=1, opacity=0.28, strokeJoin="round").encode(**lines),
+        alt.Chart(means).mark_line(strokeWidth=2, strokeJoin="round").encode(**lines),
         alt.Chart(dots)
         .mark_point(filled=True, size=55, opacity=1, stroke=ink, strokeWidth=1)
         .encode(**points, tooltip=_told("evaluation loss")),
