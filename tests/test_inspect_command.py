@@ -178,6 +178,10 @@ def test_a_path_that_does_not_exist_gets_the_nearest_name(path: Path, tmp_path: 
     assert near.error == f"'{tmp_path / 'optimiser.pt'}' does not exist. Did you mean 'optimizer.pt'?"
     far = effcli("inspect", "/no-such-folder-at-all")
     assert "does not exist; give a Trainer checkpoint, " in far.error
+    inside = effcli("inspect", path / "x")
+    assert inside.error == f"'{path}' is a file, no folder"
+    nobody = effcli("inspect", "~no-such-user-at-all/x")
+    assert (nobody.code, "does not exist" in nobody.error) == (2, True)
     deeper = effcli("inspect", tmp_path / "optimizer.p" / "a" / "b")
     assert deeper.error == f"'{tmp_path / 'optimizer.p'}' does not exist. Did you mean 'optimizer.pt'?"
 
@@ -289,3 +293,11 @@ def test_an_object_in_a_state_is_no_tensor_whatever_it_is_called(
     state = {key: held, "exp_avg": torch.ones(3), "exp_avg_sq_col": held}
     torch.save({"state": {0: state}, "param_groups": [{"params": (0,)}]}, tmp_path / "o.pt")
     assert effcli("inspect", tmp_path / "o.pt", "--json").record["state_bytes"] == 12
+
+
+@pytest.mark.parametrize("pattern", [("--values",), ("--values=*weight",)])
+def test_without_a_state_there_are_no_values_and_that_is_no_error(pattern: tuple[str, ...], tmp_path: Path) -> None:
+    torch.save({"state": {}, "param_groups": [{"params": [0], "lr": 0.1}]}, tmp_path / "o.pt")
+    record = effcli("inspect", tmp_path / "o.pt", *pattern, "--json").record
+    assert record["values"] == []
+    assert "There are no values to show: there is no state." in record["notes"]

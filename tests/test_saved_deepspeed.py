@@ -91,6 +91,13 @@ def test_without_the_parameters_shapes_stage_3_counts_by_partition(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize("partitions", [[None, "x"], [], "2", None, -3], ids=str)
+def test_an_odd_number_of_partitions_is_no_number_of_ranks(partitions: Any, tmp_path: Path) -> None:
+    state = {"state": {0: {"exp_avg": torch.ones(6)}}, "param_groups": [{"params": [0]}]}
+    torch.save(shard(state, partition_count=partitions), tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert not any("ranks' files are read" in note for note in read_saved(tmp_path).notes)
+
+
 def shard(state: Any, **more: Any) -> dict[str, Any]:
     """Return a shard in the layout of stages 1 and 2 (`runtime/zero/stage_1_and_2.py`)."""
     own = {"base_optimizer_state": state, "single_partition_of_fp32_groups": [torch.ones(6)], "partition_count": [1]}

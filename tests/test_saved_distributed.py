@@ -79,6 +79,22 @@ def test_the_folder_its_metadata_and_a_data_file_all_name_it(tmp_path: Path) -> 
     assert read_saved(tmp_path).format == "Trainer checkpoint"
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flattened"])
+@pytest.mark.parametrize("nested", [False, True], ids=["at the top", "under optimizer"])
+def test_a_module_may_be_called_as_a_part_of_an_optimizer(flat: bool, nested: bool, tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"state": torch.nn.Linear(3, 2), "param_groups": torch.nn.Linear(2, 2)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    dcp.save({"optimizer": state} if nested else state, checkpoint_id=tmp_path, no_dist=True)
+    found = read_saved(tmp_path)
+    assert set(found.states) == {name for name, _ in model.named_parameters()}
+    assert inspect_states(found.states.items()).state_bytes == inspect_optimizer(optimizer).state_bytes
+
+
 def test_weights_beside_it_are_left_out_and_weights_alone_are_no_optimizer(tmp_path: Path) -> None:
     model, _ = trained()
     write(tmp_path / "both", model=model.state_dict() | {"state.inner.weight": torch.ones(9)})
@@ -94,6 +110,7 @@ def test_sizes_need_no_data_and_values_say_what_is_missing(tmp_path: Path) -> No
     whole = data.read_bytes()
     for content, note, said in (
         (whole[: len(whole) // 2], "Incomplete: a data file cut short.", "is cut short"),
+        (whole[:-600], "Incomplete: a data file cut short.", "is cut short"),
         (None, "Incomplete: 1 of 1 data file missing.", "is missing, though"),
     ):
         data.unlink() if content is None else data.write_bytes(content)
@@ -113,6 +130,7 @@ def test_parts_far_into_large_files_are_read_as_what_they_are(tmp_path: Path) ->
         index: replace(place, offset=place.offset + (30 << 30), length=500 << 20) if "exp_avg" in index.fqn else place
         for index, place in metadata.storage_data.items()
     }
+    os.truncate(tmp_path / "__0_0.distcp", 40 << 30)
     path.write_bytes(pickle.dumps(replace(metadata, storage_data=moved)))
     found = read_saved(tmp_path)
     assert inspect_states(found.states.items()).state_bytes == inspect_optimizer(optimizer).state_bytes

@@ -51,6 +51,11 @@ def test_a_trainer_checkpoint_is_read_and_an_output_folder_gives_its_newest(tmp_
     newest = read_saved(tmp_path)
     assert (newest.groups[0]["lr"], newest.notes) == (1000.0, ("Newest of 3 checkpoints: checkpoint-1000.",))
     (tmp_path / "checkpoint-1000" / "optimizer.pt").unlink()
+    older = read_saved(tmp_path)
+    assert older.groups[0]["lr"] == 500.0
+    assert older.notes == ("Newest with an optimizer state of 3 checkpoints: checkpoint-500.",)
+    for step in (9, 500):
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").unlink()
     assert "a Trainer checkpoint that was saved without its optimizer" in refused(tmp_path)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from effcli.errors import DataError
 from effcli.measure.inspection_record import SavedValues
@@ -249,6 +250,26 @@ def test_values_show_what_is_not_finite_codes_as_codes_and_odd_layouts(tmp_path:
         assert shown[f"0.{key}"].first == tuple(state[key].flatten()[:6].tolist())
     assert (ends["windows"], ends["step"], ends["complex"]) == ((0.0, 7.0), (3.0, 3.0), (5.0, 5.0))
     assert (ends["big"], shown["0.step"].dtype) == ((1 << 60, 1 << 60), "number")
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch does."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1), (2, -1), (1, -1)], ids=str)
+def test_values_that_lie_apart_are_read_many_at_a_time(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensor = torch.arange(40_000.0).view(*shape, 2)[..., 1]
+    found = saved({"state": {0: {"m": tensor}}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    with Operations() as operations:
+        (shown,) = values_of(found, "*")
+    assert (shown.minimum, shown.maximum) == (tensor.min().item(), tensor.max().item())
+    assert operations.count < 100
 
 
 def test_values_of_quantised_states_are_those_of_what_they_hold(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,5 +83,5 @@ def inspect(
     from effcli.report.output import emit_inspection
 
     most = MOST_VALUES if values == EVERY and not as_json else None
-    record = pipeline.inspect(Path(path).expanduser(), model=model, values=values, most_values=most)
+    record = pipeline.inspect(Path(os.path.expanduser(path)), model=model, values=values, most_values=most)
     emit_inspection(record, json=as_json, quiet=quiet, top=None if per_layer else top)

@@ -93,6 +93,8 @@ def _check_exists(path: Path) -> None:
         return
     while not missing.absolute().parent.is_dir():
         missing = missing.absolute().parent
+    if missing.exists():
+        raise UsageError(f"'{missing}' is a file, no folder")
     siblings: list[str] = []
     with suppress(OSError):  # a folder that may be entered but not listed
         siblings = [sibling.name for sibling in missing.absolute().parent.iterdir()]
@@ -109,9 +111,11 @@ def _values(
         UsageError: the pattern fits nothing.
     """
     found = tuple(islice(values_of(saved, pattern, names), most)) if pattern else ()
+    if not found and not saved.states:
+        return (), ("There are no values to show: there is no state.",)
     if not found:
         examples = [f"'{names[label]}.{key}'" for label, state in saved.states.items() for key, _ in entries_of(state)]
-        example = f"; a state is called {examples[0]}" if examples else ": there is none"
+        example = f"; a state is called {examples[0]}" if examples else ""
         raise UsageError(f"--values '{pattern}' fits no state{example}")
     if len(found) == most:
         return found, (f"Values are those of the first {count(most, 'tensor')}; --values PATTERN chooses others.",)

@@ -105,8 +105,8 @@ def _shard(file: MappedFile, shapes: list[dict[str, tuple[int, ...]]]) -> _Shard
     masters = next(own[key] for key in _MASTERS if key in own)
     masters = [each for each in masters if isinstance(each, torch.Tensor)] if isinstance(masters, list | tuple) else []
     partitions = own.get("partition_count", 1)
-    partitions = max(partitions) if isinstance(partitions, list) and partitions else partitions
-    num_ranks = partitions if isinstance(partitions, int) and partitions > 0 else 1
+    counts = partitions if isinstance(partitions, list) else [partitions]
+    num_ranks = max([1, *(count for count in counts if type(count) is int)])
     rank = _rank(file.path)[0] if _rank(file.path) else 0
     try:
         states = dict(enumerate(inner)) if isinstance(inner, list) else dict(inner["state"])

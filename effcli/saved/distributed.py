@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ import torch
 
 from effcli.errors import DataError
 from effcli.saved.mapped import MappedFile, Section, map_file
-from effcli.saved.metadata import METADATA, Entry, read_metadata
+from effcli.saved.metadata import METADATA, Chunk, Entry, read_metadata
 from effcli.saved.optimizer import Pieces, SavedOptimizer
 from effcli.saved.state_dicts import FoundState, choose, labelled
 from effcli.saved.torch_file import load_archive
 from effcli.units import count
 
-_STATE = re.compile(r"(?:(?P<before>.*?)\.)?(?P<part>state|param_groups)\.(?P<name>.+)\.(?P<key>[^.]+)", re.DOTALL)
-"""A key that `flatten_optimizer_state_dict` made of several; neither state names nor settings have a dot."""
+_STATE = re.compile(r"(?:(?P<before>.+?)\.)??(?P<part>state|param_groups)\.(?P<name>.+)\.(?P<key>[^.]+)", re.DOTALL)
+"""A key that `flatten_optimizer_state_dict` made of several. As little as can be stands before `state`, since a module
+may be called so too; neither state names nor settings have a dot."""
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 
 
@@ -40,7 +42,7 @@ def read_distributed(folder: Path, wanted: str | None = None) -> SavedOptimizer:
     state = labelled(found, what)
     names = {chunk.file for entry in entries for chunk in entry.chunks}
     num_missing = sum(not (folder / name).is_file() for name in names)
-    if num_missing or trees.num_unread:
+    if num_missing or any(shards.is_cut_short(chunk) for entry in entries for chunk in entry.chunks):
         missing = (
             f"{num_missing} of {count(len(names), 'data file')} missing" if num_missing else "a data file cut short"
         )
@@ -69,7 +71,14 @@ class _Shards:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._by_name: dict[str, MappedFile] = {}
+        self._sizes: dict[str, int] = {}
         self.files: list[MappedFile] = []
+
+    def is_cut_short(self, chunk: Chunk) -> bool:
+        """Return whether a file ends before a part that should lie in it."""
+        if chunk.file not in self._sizes:
+            self._sizes[chunk.file] = (self._folder / chunk.file).stat().st_size
+        return chunk.start + chunk.num_bytes > self._sizes[chunk.file]
 
     def values(self, entry: Entry) -> Iterator[Any]:
         """Yield the parts of an entry.
@@ -108,7 +117,6 @@ class _Trees:
         self._states: dict[tuple[str, ...], dict[Any, dict[str, Any]]] = {}
         self._groups: dict[tuple[str, ...], dict[Any, dict[str, Any]]] = {}
         self.pieces: dict[tuple[str, ...], dict[tuple[str, str], Pieces]] = {}
-        self.num_unread = 0
 
     def add(self, entry: Entry) -> None:
         """Take one entry; what belongs to no optimizer is passed over."""
@@ -119,10 +127,8 @@ class _Trees:
         within = self._states if part == "state" else self._groups
         owner = within.setdefault(before, {}).setdefault(name, {})
         if entry.shape is None:
-            try:
+            with suppress(MissingDataError):  # which is noted
                 owner[key] = next(self._shards.values(entry), None)
-            except MissingDataError:
-                self.num_unread += 1
             return
         owner[key] = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         if part == "state":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,17 +143,22 @@ def _holds_shards(folder: Path) -> bool:
 
 
 def _output(folder: Path, names: list[str]) -> Location | None:
-    """Return the optimizer of the newest checkpoint in a folder of checkpoints."""
+    """Return the optimizer of the newest checkpoint that has one in a folder of checkpoints."""
     if os.path.isdir(folder / "checkpoints"):
         inner = folder / "checkpoints"
         names = [f"checkpoints/{name}" for name in _names(inner)] + names
     checkpoints = [name for name in names if _CHECKPOINT.fullmatch(Path(name).name) and os.path.isdir(folder / name)]
     if not checkpoints:
         return None
-    newest = max(checkpoints, key=lambda name: _number(_CHECKPOINT, Path(name).name))
-    place = find_in_folder(folder / newest)
-    note = f"Newest of {count(len(checkpoints), 'checkpoint')}: {Path(newest).name}."
-    return Location(path=place.path, kind=place.kind, format=place.format, notes=(note, *place.notes))
+    checkpoints.sort(key=lambda name: -_number(_CHECKPOINT, Path(name).name))
+    for passed, name in enumerate(checkpoints):
+        with suppress(DataError):
+            place = find_in_folder(folder / name)
+            note = f"Newest of {count(len(checkpoints), 'checkpoint')}: {Path(name).name}."
+            if passed:
+                note = f"Newest with an optimizer state of {count(len(checkpoints), 'checkpoint')}: {Path(name).name}."
+            return Location(path=place.path, kind=place.kind, format=place.format, notes=(note, *place.notes))
+    return find_in_folder(folder / checkpoints[0])  # which says why none of them has any
 
 
 def _number(pattern: re.Pattern[str], name: str) -> int:

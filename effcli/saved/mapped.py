@@ -20,15 +20,12 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
-"""Asks the system to set no memory aside for pages that might be written: the file may be larger than the memory."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedFile:
     """A regular file in memory as the system pages it in: reading a part costs that part, and nothing can be written.
 
-    Writing to what is mapped would copy the page and leave the file alone.
+    It may be larger than the memory.
     """
 
     path: Path
@@ -60,8 +57,7 @@ def map_file(path: Path) -> MappedFile:
             raise DataError(f"'{path}' is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no file')}, no file to read")
         if status.st_size == 0:
             raise DataError(f"'{path}' is empty")
-        protection = mmap.PROT_READ | mmap.PROT_WRITE  # torch warns of buffers that cannot be written to
-        content = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
+        content = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         return MappedFile(path=path, content=content)
     except OSError as error:
         raise unreadable(path, error) from error

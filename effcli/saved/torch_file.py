@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +124,9 @@ def map_storage(file: MappedFile, place: ByteRange) -> torch.UntypedStorage:
     """Return a storage on bytes of a mapped file; none of them is read."""
     if place.num_bytes == 0:
         return torch.UntypedStorage(0)
-    mapped = torch.frombuffer(file.content, dtype=torch.uint8, count=place.num_bytes, offset=place.offset)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing is written to it
+        mapped = torch.frombuffer(file.content, dtype=torch.uint8, count=place.num_bytes, offset=place.offset)
     return mapped.untyped_storage()
 
 

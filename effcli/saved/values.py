@@ -149,11 +149,12 @@ def _split(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
     """Yield all of a tensor in flat parts of up to `limit` elements."""
     if tensor.is_contiguous():
         yield from tensor.view(-1).split(limit)
-    elif tensor.numel() <= limit:
-        yield tensor.flatten()
-    else:
-        for row in tensor:
-            yield from _split(row, limit)
+        return
+    for part in tensor.split(max(limit // tensor[0].numel(), 1)):
+        if part.numel() <= limit:
+            yield part.flatten()
+        else:  # one row, which is larger
+            yield from _split(part[0], limit)
 
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:
