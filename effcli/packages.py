@@ -7,6 +7,10 @@ import importlib.util
 
 from effcli.errors import DeviceError, MissingExtraError, first_line
 
+DRAWING = ("altair", "vl_convert")
+"""What draws charts."""
+DRAWING_PIP = "'effcli[plot]'"
+
 
 def require_package(package: str, wanted_by: str, *, pip: str | None = None) -> None:
     """Import `package` for `wanted_by`, a flag or an optimizer; `pip` is what installs it, where its name doesn't.
@@ -32,7 +36,12 @@ def require_installed(package: str, wanted_by: str, *, pip: str | None = None) -
     Raises:
         MissingExtraError: it is not installed.
     """
-    if importlib.util.find_spec(package.partition(".")[0]) is None:
+    if not is_installed(package):
         raise MissingExtraError(
             f"{wanted_by} needs the package '{package}', which is not installed; type: pip install {pip or package}"
         )
+
+
+def is_installed(package: str) -> bool:
+    """Return whether `package` is there to be imported, without importing it."""
+    return importlib.util.find_spec(package.partition(".")[0]) is not None

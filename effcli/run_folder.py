@@ -59,6 +59,18 @@ class RunFolder:
         """Return the folder of the files that `--track` leaves."""
         return self.path / TRACKING
 
+    @property
+    def made_by_run(self) -> tuple[Path, ...]:
+        """Return the folders that a run makes in its own."""
+        return (self.model, self.checkpoints, self.tracking)
+
+    def remove_results(self) -> None:
+        """Remove record and folders of a run; its recipe, which marks the folder as that of a run, stays."""
+        self.record.unlink(missing_ok=True)
+        for path in self.made_by_run:
+            if path.is_dir():
+                remove_folder(path)
+
 
 def is_complete(folder: RunFolder) -> bool:
     """Return whether the run in a folder saved its model and said so in its record, which a kill may prevent."""
@@ -101,14 +113,10 @@ def check_run_folder(out: str, *, resume: bool, overwrite: bool, inputs: Mapping
         UsageError: it holds something and neither `resume` nor `overwrite` was given, or both were; with `overwrite`,
             what it holds is no run, or one of the inputs lies in it.
     """
-    folder = RunFolder(path=Path(out).expanduser())
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other; give one")
-    if folder.path.is_file():
-        raise UsageError(f"--out '{out}' is a file; give a folder")
+    folder = RunFolder(path=checked_place(out, resume=resume, overwrite=overwrite))
     if resume:
         saved_recipe(out)
-    elif folder.path.is_dir() and any(not path.name.startswith(DRAFT) for path in folder.path.iterdir()):
+    elif contents(folder.path):
         _refuse_foreign(folder, out)
         if not overwrite:
             raise UsageError(
@@ -119,13 +127,31 @@ def check_run_folder(out: str, *, resume: bool, overwrite: bool, inputs: Mapping
     return folder
 
 
+def checked_place(out: str, *, resume: bool, overwrite: bool) -> Path:
+    """Return the path of a folder that is gone on in, replaced or new.
+
+    Raises:
+        UsageError: both `resume` and `overwrite` were given, or the path is that of a file.
+    """
+    path = Path(out).expanduser()
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; give one")
+    if path.is_file():
+        raise UsageError(f"--out '{out}' is a file; give a folder")
+    return path
+
+
+def contents(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted, without what a kill left half done; none where there is no folder."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(DRAFT)) if folder.is_dir() else []
+
+
 def _refuse_foreign(folder: RunFolder, out: str) -> None:
-    """Raise unless the folder holds a run, or nothing but what a kill left of the first file of one."""
-    names = sorted(path.name for path in folder.path.iterdir() if not path.name.startswith(DRAFT))
-    if not names or _holds_run(folder):
+    """Raise unless the folder holds a run."""
+    if _holds_run(folder):
         return
     raise UsageError(
-        f"--out '{out}' holds no run but {listed(names)}, which no run may replace; "
+        f"--out '{out}' holds no run but {listed(contents(folder.path))}, which no run may replace; "
         f"give a new folder, such as --out {shlex.quote(str(Path(out) / 'run'))}"
     )
 
@@ -169,10 +195,7 @@ def open_run_folder(folder: RunFolder, lock: RunLock, *, overwrite: bool) -> Non
         tempfile.TemporaryFile(dir=folder.path).close()
         lock.take()
         if overwrite:
-            folder.record.unlink(missing_ok=True)
-            for path in (folder.model, folder.checkpoints, folder.tracking):
-                if path.is_dir():
-                    remove_folder(path)
+            folder.remove_results()
         for draft in (*folder.path.glob(f"{DRAFT}*"), *folder.checkpoints.glob(f"{DRAFT}*")):  # left by a kill
             if draft.name != LOCK:
                 shutil.rmtree(draft) if draft.is_dir() else draft.unlink()

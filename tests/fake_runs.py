@@ -1,6 +1,6 @@
-"""Runs without a model: processes that start in a fraction of a second and end in the ways that runs end.
+"""Runs without a model, which end in the ways that runs end, here or in processes that start in a fraction of a second.
 
-The protocol, the signals and the folders are those of real runs; what is measured is made up.
+The folders are those of real runs, and in processes the protocol and the signals; what is measured is made up.
 """
 
 from __future__ import annotations
@@ -8,17 +8,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effcli.engines.base import Progress, UpdateResult
 from effcli.engines.session import TrainingSession
 from effcli.engines.window_schedule import WindowSchedule
-from effcli.errors import InterruptedRunError, TrainingFailedError, UsageError
+from effcli.errors import (
+    EffcliError,
+    InterruptedRunError,
+    OutOfMemoryError,
+    TrainingFailedError,
+    UsageError,
+    WriteError,
+)
 from effcli.measure.record import RunRecord
+from effcli.pipeline.comparing.fresh_process import Ended, train_in_fresh_process
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, open_run_folder
 from effcli.run_lock import RunLock
@@ -43,8 +51,25 @@ main()
 
 
 def fake_runs(monkeypatch: pytest.MonkeyPatch, ways: Mapping[str, str] | None = None) -> None:
-    """Let comparisons of this process start such runs, which end in these ways."""
-    monkeypatch.setattr("effcli.pipeline.comparing.fresh_process._PROGRAM", _PROGRAM)
+    """Let comparisons of this process make such runs here, which end in these ways; no page is drawn unless asked."""
+
+    def train(spec: RunSpec, *, resume: bool, overwrite: bool, progress: Progress, **unused: object) -> Ended:
+        try:
+            _train(spec, progress=progress, resume=resume, overwrite=overwrite)
+        except EffcliError as error:
+            return Ended(status="failed", failure=str(error), exit_code=error.exit_code)
+        return Ended(status="completed", failure=None, exit_code=0)
+
+    monkeypatch.setattr("effcli.pipeline.comparing.runs.train_in_fresh_process", train)
+    monkeypatch.setattr("effcli.report.exports.unasked_page", lambda path, quiet: None)
+    monkeypatch.setenv(WAYS, json.dumps(ways or {}))
+
+
+def fake_processes(monkeypatch: pytest.MonkeyPatch, ways: Mapping[str, str] | None = None) -> None:
+    """Let comparisons of this process start processes of such runs."""
+    monkeypatch.setattr(
+        "effcli.pipeline.comparing.runs.train_in_fresh_process", partial(train_in_fresh_process, program=_PROGRAM)
+    )
     monkeypatch.setenv(WAYS, json.dumps(ways or {}))
 
 
@@ -53,28 +78,35 @@ def main() -> None:
     from effcli import pipeline
     from effcli.pipeline.comparing import run_process
 
-    pipeline.train = _train
+    pipeline.train = _noisy
     run_process.main()
 
 
 def compare() -> None:
-    """Be `effcli`, with such runs and without the page, whose charts take a second to load."""
+    """Be `effcli`, with processes of such runs and without the page, whose charts take a second to load."""
     from effcli.cli import app
-    from effcli.pipeline.comparing import fresh_process
+    from effcli.pipeline.comparing import runs
+    from effcli.report import exports
 
-    fresh_process._PROGRAM = _PROGRAM
-    sys.modules["effcli.cli.compare"]._page = lambda *given: None  # type: ignore[attr-defined]
+    runs.train_in_fresh_process = partial(train_in_fresh_process, program=_PROGRAM)
+    exports.unasked_page = lambda path, quiet: None
     app.main()
+
+
+def _noisy(spec: RunSpec, *, progress: Progress, resume: bool, overwrite: bool) -> RunRecord:
+    print("printed by a library")
+    os.write(1, b"written by a library\n")
+    return _train(spec, progress=progress, resume=resume, overwrite=overwrite)
 
 
 def _train(spec: RunSpec, *, progress: Progress, resume: bool, overwrite: bool) -> RunRecord:
     """Make the updates of a run, in the way that the environment asks for."""
     way = json.loads(os.environ[WAYS]).get(spec.optim.name, "")
     progress.note("A sentence of every run.")
-    print("printed by a library")
-    os.write(1, b"written by a library\n")
     if way == "refuse":
         raise UsageError("nothing to train on")
+    if way == "out of memory":
+        raise OutOfMemoryError("memory ran out")
     if way == "fault":
         raise KeyError("no such thing")
     if way == "deaf":
@@ -115,12 +147,14 @@ def _updates(spec: RunSpec, folder: RunFolder, progress: Progress, way: str, *, 
             while session.update < total and not (way == "wait" and first):
                 if session.update == 1 and way == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if session.update == 1 and way == "full":
+                    raise WriteError("could not write; 'update-1' is intact: make room, then continue with --resume")
                 if session.update == 1 and way == "fail":
                     raise TrainingFailedError("update 2: the loss is nan")
                 session.after_update(UpdateResult(loss=1.0, grad_norm=1.0))
                 if way == "wait":
                     time.sleep(0.02 if session.update < SLOW else 60)
-    except (InterruptedRunError, TrainingFailedError) as error:
+    except EffcliError as error:
         status = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
         _write(folder, record.model_copy(update={"status": status, "failure": str(error)}))
         raise

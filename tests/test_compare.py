@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +15,20 @@ from effcli import pipeline
 from effcli.engines.base import Progress
 from effcli.errors import DeviceError
 from effcli.measure.record import RunRecord
-from effcli.run_lock import RunLock
+from effcli.run_lock import LOCK
 from effcli.spec import RunSpec
 from tests import comparisons
 from tests.commands import Result, effcli
-from tests.fake_runs import attempts, fake_runs, saved
+from tests.fake_runs import attempts, fake_processes, fake_runs, saved
 
 THREE = ("adamw", "adafactor", "adam8bit")
+_HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -37,7 +47,7 @@ def specs(*optimizers: str, **flags: dict[str, object]) -> list[dict[str, object
 
 
 def test_three_optimizers_are_compared_by_default_in_one_document(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_runs(monkeypatch)
+    fake_processes(monkeypatch)
     done = compare("--out", out, "--json")
     document = done.record
     assert attempts(document) == [(name, "completed", 0) for name in THREE]
@@ -91,7 +101,7 @@ def test_what_ended_a_run_stays_said_until_it_is_made_again(out: Path, monkeypat
     fake_runs(monkeypatch, {"adamw": "refuse", "adafactor": "fail", "adam8bit": "refuse"})
     assert compare("--out", out).code == 2
     before = saved(out)
-    fake_runs(monkeypatch, {"adamw": "die", "adafactor": "fail", "adam8bit": "refuse"})
+    fake_runs(monkeypatch, {"adamw": "out of memory", "adafactor": "fail", "adam8bit": "refuse"})
     assert compare("--resume", "--out", out).code == 5
     after = saved(out)
     assert attempts(after) == [("adamw", "failed", 5), ("adafactor", "failed", 7), ("adam8bit", "failed", 2)]
@@ -113,11 +123,12 @@ def test_what_ended_a_run_stays_said_until_it_is_made_again(out: Path, monkeypat
 def test_whatever_ends_a_run_is_one_sentence_and_a_code(
     way: str, code: int, words: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_runs(monkeypatch, {"adam8bit": way})
-    done = compare("adam8bit", "adamw", "--out", out)
+    fake_processes(monkeypatch, {"adam8bit": way})
+    monkeypatch.setattr("effcli.report.exports.unasked_page", lambda path, quiet: None)
+    done = compare("adam8bit", "--out", out)
     assert done.code == code
     assert words in done.error
-    assert attempts(saved(out)) == [("adam8bit", "failed", code), ("adamw", "completed", 0)]
+    assert attempts(saved(out)) == [("adam8bit", "failed", code)]
 
 
 def test_what_two_optimizers_are_refused_for_is_not_tried_with_a_third(
@@ -207,6 +218,10 @@ def test_layers_lie_above_each_other_as_in_a_training_run(tmp_path: Path) -> Non
         (("--seed", 2**32 - 1, "--seeds", 2), 2, "--seed (loop.seed)"),
         (("--csv", "table.txt"), 2, "must end in .csv"),
         (("--resume",), 2, "--resume needs --out"),
+        (("--seeds", 0), 2, "--seeds: 0 is not between 1 and 1000"),
+        (("--seeds", 10**9), 2, "--seeds: 1000000000 is not between 1 and 1000"),
+        (("--data", "none.csv"), 2, "no such file or folder: 'none.csv'"),
+        (("--model", "./none"), 2, "there is no such folder"),
         (("no_such_package.optim:Adam",), 3, "pip install no_such_package"),
     ],
 )
@@ -220,14 +235,97 @@ def test_what_can_be_refused_is_refused_before_the_first_run(
     assert not out.exists()
 
 
-def test_an_optimizer_whose_package_is_missing_is_refused_before_the_first_run(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("adamw", "adam8bit"), "pip install bitsandbytes"),
+        (("adamw", "--track", "tensorboard"), "pip install 'effcli[tensorboard]'"),
+    ],
+)
+def test_what_needs_a_missing_package_is_refused_before_the_first_run(
+    arguments: tuple[object, ...], words: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("effcli.pipeline.comparing.runs.train_in_fresh_process", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = compare("adamw", "adam8bit", "--out", out)
+    done = compare(*arguments, "--out", out)
     assert done.code == 3
-    assert "pip install bitsandbytes" in done.error
+    assert words in done.error
+    assert not out.exists()
+
+
+def test_a_comparison_that_left_nothing_is_replaced_unasked(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch, dict.fromkeys(THREE, "refuse"))
+    assert compare("--out", out).code == 2
+    fake_runs(monkeypatch)
+    assert compare("adamw", "--out", out).code == 0
+    assert {path.name for path in out.iterdir()} == {"adamw", "comparison.json"}
+
+
+@pytest.mark.parametrize(
+    ("way", "goes_on", "failure"),
+    [
+        ("fail", False, "update 2: the loss is nan"),
+        ("full", True, "could not write; 'update-1' is intact: make room"),
+        ("die", True, "its process was killed by signal 9"),
+    ],
+)
+def test_a_run_goes_on_from_its_checkpoint_unless_its_training_failed(
+    way: str, goes_on: bool, failure: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fake_processes if way == "die" else fake_runs)(monkeypatch, {"adamw": way})
+    page = ("--html", out / "page.html") if way == "die" else ()
+    compare("adamw", "--out", out, "--keep", 3, *page)
+    (attempt,) = saved(out)["attempts"]
+    assert attempt["failure"].startswith(failure)
+    assert "--resume" not in attempt["failure"]
+    mark = out / "adamw" / "checkpoints" / "update-1" / "mark"
+    mark.touch()
+    fake_runs(monkeypatch)
+    assert compare("--resume", "--out", out, "--keep", 3).code == 0
+    assert mark.exists() == goes_on
+
+
+def test_files_that_cannot_be_written_do_not_hide_that_runs_failed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch, {"adam8bit": "fail"})
+    (out.parent / "file").touch()
+    done = compare("adamw", "adam8bit", "--out", out, "--csv", out.parent / "file" / "t.csv")
+    assert done.code == 7
+    assert "could not write" in done.error
+    assert "1 of 2 runs are complete; adam8bit: update 2: the loss is nan" in done.error
+
+
+@pytest.mark.parametrize("flags", [("--resume",), ("adamw", "--overwrite"), ("adamw",)])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[:100], "is cut off or no JSON"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 2', 1), "is of schema version 2"),
+        (lambda text: text.replace('"command": "compare"', '"command": "report"', 1), "no record of effcli compare"),
+    ],
+    ids=["damaged", "of another version", "of a report"],
+)
+def test_a_record_that_is_not_read_is_neither_gone_on_with_nor_replaced(
+    change: Callable[[str], str], words: str, flags: tuple[str, ...], half_done: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(half_done, tmp_path / "c")
+    record = out / "comparison.json"
+    record.write_text(change(record.read_text()))
+    before = record.read_bytes()
+    done = compare(*flags, "--out", out)
+    assert done.code == 2
+    assert words in done.error
+    assert record.read_bytes() == before
+    assert (out / "adamw" / "model").is_dir()
+
+
+def test_a_complete_run_of_another_version_is_not_taken_for_ones_own(
+    half_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch)
+    out = shutil.copytree(half_done, tmp_path / "c")
+    record = out / "adamw" / "record.json"
+    record.write_text(record.read_text().replace('"schema_version":1', '"schema_version":2'))
+    assert "is of schema version 2" in compare("--resume", "--out", out).error
 
 
 def test_a_comparison_is_replaced_only_when_asked_and_nothing_else_is(
@@ -236,6 +334,7 @@ def test_a_comparison_is_replaced_only_when_asked_and_nothing_else_is(
     fake_runs(monkeypatch)
     assert compare("adamw", "adam8bit", "--out", out).code == 0
     (out / "mine.txt").write_text("keep")
+    (out / "adam8bit" / "tracking").mkdir()
     done = compare("adamw", "--out", out)
     assert done.code == 2
     assert "--resume" in done.error
@@ -253,7 +352,8 @@ def test_a_comparison_is_replaced_only_when_asked_and_nothing_else_is(
     (foreign / "comparison.json").write_text('{"command": "something else"}')
     for flags in (("--overwrite",), ()):
         done = compare("adamw", "--out", foreign, *flags)
-        assert "holds no comparison but comparison.json" in done.error
+        assert f"'{foreign / 'comparison.json'}' is not a record of effcli" in done.error
+        assert "compare in another folder" in done.error
     assert [path.name for path in foreign.iterdir()] == ["comparison.json"]
 
 
@@ -321,31 +421,32 @@ def test_settings_may_be_repeated_where_a_comparison_goes_on(
 def test_one_process_compares_in_a_folder(half_done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_runs(monkeypatch)
     before = (half_done / "comparison.json").read_bytes()
-    with RunLock(half_done) as lock:
-        lock.take()
-        monkeypatch.setattr("effcli.run_lock._locked", lambda file: False)  # as another process sees it
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, half_done / LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
         done = compare("--resume", "--out", half_done)
+    (half_done / LOCK).unlink(missing_ok=True)
     assert done.code == 2
     assert "another process" in done.error
     assert (half_done / "comparison.json").read_bytes() == before
 
 
-def test_an_estimate_alone_writes_nothing_and_plans_each_optimizer(
+def test_an_estimate_alone_writes_nothing_else_and_plans_each_optimizer(
     distilbert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     flags = ("--model", distilbert, "--data", data, "--estimate-only", "--seeds", 3)
-    document = compare("adamw", "sgd,momentum=0.9", *flags, "--json").record
-    assert sorted(tmp_path.rglob("*")) == before
+    document = compare("adamw", "sgd,momentum=0.9", *flags, "--csv", "t.csv", "--json").record
+    assert sorted(tmp_path.rglob("*")) == [*before, tmp_path / "t.csv"]
+    assert (tmp_path / "t.csv").read_text().count("\nadamw,") == 1
     assert (document["status"], document["command"]) == ("planned", "compare")
     assert attempts(document) == [("adamw", "planned", None), ("sgd,momentum=0.9", "planned", None)]
     adamw, sgd = document["summary"]
     assert adamw["predicted_state_bytes"] == 2 * sgd["predicted_state_bytes"] + 4 * 40  # moments, and 40 steps
     assert adamw["predicted_peak_allocated_bytes"] > sgd["predicted_peak_allocated_bytes"] > 0
     assert adamw["measured_state_bytes"] is None
-    assert compare("adamw", *flags, "--csv", "t.csv").code == 0
-    assert (tmp_path / "t.csv").read_text().count("\nadamw,") == 1
 
 
 def test_an_estimate_that_fails_for_all_says_why(distilbert: Path, data: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +40,6 @@ Seeds = Annotated[
         "--seeds",
         help="Make each run with so many seeds, from --seed on. Default: 1.",
         metavar="INTEGER",
-        min=1,
         rich_help_panel=o.LOOP,
         show_default=False,
     ),
@@ -130,7 +127,7 @@ def compare(
     flags = given_fields(ctx.params)
 
     from effcli import pipeline  # pydantic and YAML: not for --help
-    from effcli.report.exports import check_exports, write_exports
+    from effcli.report.exports import check_exports, unasked_page, write_exports
     from effcli.report.output import emit_comparison, emit_files
     from effcli.report.progress import make_progress
 
@@ -139,24 +136,14 @@ def compare(
     )
     check_exports(html=html, plot=plot, csv=csv)
     progress = partial(make_progress, comparison.logging_steps, quiet)
+    page: Path | str | None = html
     if estimate_only:
         record = pipeline.plan_comparison(comparison, make_progress=progress)
     else:
-        html = html or _page(comparison.out, quiet)
+        page = html or unasked_page(comparison.page, quiet=quiet)
         record = pipeline.compare(
             comparison, make_progress=progress, resume=resume, overwrite=overwrite, verbose=verbose
         )
     emit_comparison(record, json=as_json, quiet=quiet, folder=None if estimate_only else comparison.out)
-    emit_files(write_exports(record, html=html, plot=plot, csv=csv), json=as_json)
-    pipeline.check_compared(record, comparison.out)
-
-
-def _page(out: str, quiet: bool) -> str | None:
-    """Return where the page goes that nobody asked for; None, said aloud, where what draws it is not installed."""
-    from effcli.pipeline.comparing.folder import PAGE
-
-    if all(importlib.util.find_spec(package) for package in ("altair", "vl_convert")):
-        return str(Path(out).expanduser() / PAGE)
-    if not quiet:
-        sys.stderr.write(f"{PAGE} is left out: its charts need a package; type: pip install 'effcli[plot]'\n")
-    return None
+    with pipeline.checking_compared(record, comparison.out):
+        emit_files(write_exports(record, html=page, plot=plot, csv=csv), json=as_json)

@@ -45,6 +45,17 @@ def is_path_like(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "\\" in name or name.lower().endswith(SUFFIXES + OTHER_SUFFIXES)
 
 
+def refuse_missing(name: str) -> None:
+    """Raise where a name can only be meant as a local path and nothing is there.
+
+    Raises:
+        DataError: with the nearest name that is there.
+    """
+    path = Path(name).expanduser()
+    if is_path_like(name) and not path.exists():
+        raise missing_path(name, path)
+
+
 def missing_path(name: str, path: Path) -> DataError:
     """Return the error for a path that does not exist, with the nearest name in its folder."""
     if "://" in name:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from effcli.data.files import Splits, Table, is_path_like, load_local, missing_path
+from effcli.data.files import Splits, Table, load_local, refuse_missing
 from effcli.data.held_out import hold_out
 from effcli.data.hub import load_hub
 from effcli.data.places import data_columns
@@ -97,8 +97,7 @@ def _load(name: str | None, spec: DataSpec) -> Splits:
     path = Path(name).expanduser()
     if path.exists():
         return load_local(name, path, delimiter=spec.delimiter, encoding=spec.encoding)
-    if is_path_like(name):
-        raise missing_path(name, path)
+    refuse_missing(name)
     return load_hub(name)
 
 

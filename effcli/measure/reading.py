@@ -17,7 +17,15 @@ from effcli.units import GIB, cut, format_bytes, listed
 
 LARGEST_BYTES = GIB // 2
 """A record of 100,000 updates takes some 20 MB; what is far larger is something else."""
-_WANTED = f"give {RECORD} of a run, {COMPARISON} of a comparison, or a folder that holds one"
+WANTED = f"give {RECORD} of a run, {COMPARISON} of a comparison, or a folder that holds one"
+
+
+class NotARecordError(DataError):
+    """A file is no record of effcli that this version reads; `reason` says so without asking for another file."""
+
+    def __init__(self, reason: str, hint: str = WANTED) -> None:
+        super().__init__(f"{reason}; {hint}")
+        self.reason = reason if hint is WANTED else str(self)
 
 
 def read_document(path: Path) -> RunRecord | ComparisonRecord:
@@ -34,9 +42,9 @@ def read_document(path: Path) -> RunRecord | ComparisonRecord:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(map(str, fault["loc"]))
-        raise DataError(
+        raise NotARecordError(
             f"'{file}' is not a record of effcli: {error.error_count()} of its fields do not fit, "
-            f"such as {cut(field)}: {fault['msg']}; {_WANTED}"
+            f"such as {cut(field)}: {fault['msg']}"
         ) from error
     if isinstance(found, ComparisonRecord):
         for run in document["runs"] if found.runs else ():
@@ -53,7 +61,7 @@ def read_record(path: Path) -> RunRecord:
     """
     found = read_document(path)
     if isinstance(found, ComparisonRecord):
-        raise DataError(f"'{path}' is the record of a comparison; give that of one of its runs")
+        raise NotARecordError(f"'{path}' is the record of a comparison", "give that of one of its runs")
     return found
 
 
@@ -70,21 +78,21 @@ def _document(file: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file."""
     try:
         if file.exists() and not file.is_file():
-            raise DataError(f"'{file}' is neither a file nor a folder; {_WANTED}")
+            raise NotARecordError(f"'{file}' is neither a file nor a folder")
         if (num_bytes := file.stat().st_size) > LARGEST_BYTES:
-            raise DataError(f"'{file}' is not a record of effcli: it is {format_bytes(num_bytes)} large; {_WANTED}")
+            raise NotARecordError(f"'{file}' is not a record of effcli: it is {format_bytes(num_bytes)} large")
         content = file.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read the record '{file}': {error.strerror}; {_WANTED}") from error
+        raise NotARecordError(f"cannot read the record '{file}': {error.strerror}") from error
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
-        raise DataError(
-            f"'{file}' is not a record of effcli: it is cut off or no JSON ({cut(why, 80)}); {_WANTED}"
+        raise NotARecordError(
+            f"'{file}' is not a record of effcli: it is cut off or no JSON ({cut(why, 80)})"
         ) from error
     if not isinstance(document, dict):
-        raise DataError(f"'{file}' is not a record of effcli: it holds no JSON object; {_WANTED}")
+        raise NotARecordError(f"'{file}' is not a record of effcli: it holds no JSON object")
     return document
 
 
@@ -92,26 +100,26 @@ def _kind(document: Mapping[str, Any], file: Path) -> type[RunRecord] | type[Com
     """Return what a document claims to be."""
     command = document.get("command")
     if not isinstance(command, str):
-        raise DataError(f"'{file}' is not a record of effcli: it names no command; {_WANTED}")
+        raise NotARecordError(f"'{file}' is not a record of effcli: it names no command")
     _check_version(document.get("schema_version"), file)
     if "attempts" in document:
         return ComparisonRecord
     if "spec" in document:
         return RunRecord
-    raise DataError(
-        f"'{file}' holds what `effcli {cut(command)}` says, which is no run; "
-        "give a record of `effcli train` or `effcli compare`"
+    raise NotARecordError(
+        f"'{file}' holds what `effcli {cut(command)}` says, which is no run",
+        "give a record of `effcli train` or `effcli compare`",
     )
 
 
 def _check_version(version: Any, file: Path) -> None:
     if type(version) is not int:  # for true and 1.0 are equal to 1
         shown = cut(json.dumps(version))
-        raise DataError(f"'{file}' is not a record of effcli: its schema version is {shown}, no whole number; {_WANTED}")
+        raise NotARecordError(f"'{file}' is not a record of effcli: its schema version is {shown}, no whole number")
     if version != SCHEMA_VERSION:
-        raise DataError(
-            f"'{file}' is of schema version {version}, and this effcli reads {SCHEMA_VERSION}; "
-            "type: pip install --upgrade effcli"
+        raise NotARecordError(
+            f"'{file}' is of schema version {version}, and this effcli reads {SCHEMA_VERSION}",
+            "type: pip install --upgrade effcli",
         )
 
 
@@ -119,6 +127,6 @@ def _check_places(found: ComparisonRecord, file: Path) -> None:
     """Refuse a comparison whose attempts name runs that it does not hold."""
     for attempt in found.attempts:
         if attempt.run is not None and not 0 <= attempt.run < len(found.runs):
-            raise DataError(
+            raise NotARecordError(
                 f"'{file}' is damaged: '{cut(attempt.name)}' is said to be run {attempt.run} of {len(found.runs)}"
             )

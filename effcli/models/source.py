@@ -94,6 +94,15 @@ def config_file(name: str) -> Path:
         UsageError: no such folder, or none of that name in it.
         UnreachableError: a hub id that is neither cached nor reachable, gated, or missing.
     """
+    return local_config_file(name) or _hub_config_file(name)
+
+
+def local_config_file(name: str) -> Path | None:
+    """Return the `config.json` of a local folder, None for what can only be meant as a hub id.
+
+    Raises:
+        UsageError: no such folder, or none of that name in it.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         path = folder / "config.json"
@@ -108,7 +117,7 @@ def config_file(name: str) -> Path:
     if _looks_like_path(name) or (folder.parent != Path() and folder.parent.is_dir()):
         siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
         raise UsageError(f"--model '{name}': there is no such folder.{nearest(folder.name, siblings)}")
-    return _hub_config_file(name)
+    return None
 
 
 def config_values(name: str, path: Path) -> dict[str, Any]:

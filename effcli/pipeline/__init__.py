@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from effcli.pipeline.comparing.runs import check_compared, compare, plan_comparison
+from effcli.pipeline.comparing.planned import plan_comparison
+from effcli.pipeline.comparing.runs import compare
 from effcli.pipeline.comparing.settings import Comparison, resolve_comparison
+from effcli.pipeline.comparing.verdict import check_compared, checking_compared
 from effcli.pipeline.estimate_settings import resolve_estimate, resolve_search
 from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec
@@ -28,6 +30,7 @@ __all__ = [
     "check_budget",
     "check_compared",
     "check_found",
+    "checking_compared",
     "compare",
     "estimate",
     "inspect",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
 from effcli.files import write_text
-from effcli.packages import require_installed
+from effcli.packages import DRAWING, DRAWING_PIP, is_installed, require_installed
 
 if TYPE_CHECKING:
     from effcli.measure.comparison_record import ComparisonRecord
 
-PIP = "'effcli[plot]'"
 _ENDINGS = {"--html": (".html", ".htm"), "--plot": (".png", ".svg"), "--csv": (".csv",)}
 _DRAWN = ("--html", "--plot")
 
@@ -38,8 +38,17 @@ def check_exports(*, html: File, plot: File, csv: File) -> None:
         if path.is_dir():
             raise UsageError(f"{flag} '{path}' is a folder; give a file")
     for flag in filter(asked.get, _DRAWN):
-        for package in ("altair", "vl_convert"):
-            require_installed(package, f"{flag} {asked[flag]}", pip=PIP)
+        for package in DRAWING:
+            require_installed(package, f"{flag} {asked[flag]}", pip=DRAWING_PIP)
+
+
+def unasked_page(path: Path, *, quiet: bool) -> Path | None:
+    """Return where the page goes that nobody asked for; None, said on stderr, where what draws it is not installed."""
+    if all(map(is_installed, DRAWING)):
+        return path
+    if not quiet:
+        sys.stderr.write(f"{path.name} is left out: its charts need a package; type: pip install {DRAWING_PIP}\n")
+    return None
 
 
 def write_exports(record: ComparisonRecord, *, html: File, plot: File, csv: File) -> dict[str, Path]:

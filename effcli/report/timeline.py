@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.files import write_text
-from effcli.packages import require_package
+from effcli.packages import DRAWING, DRAWING_PIP, require_package
 from effcli.report.charts.live import live_chart
 from effcli.report.charts.style import PAGE_INK, PICTURE_INK, draw
 from effcli.report.page.shell import chart_box, document, escaped, layer_legend
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from effcli.measure.estimate_record import EstimateRecord
     from effcli.memory.plan import MemoryPlan
 
-PIP = "'effcli[plot]'"
 _WIDTH, _HEIGHT = 900, 420
 
 
@@ -28,8 +27,8 @@ def require_plotting(path: str) -> None:
     Raises:
         MissingExtraError: they are not installed.
     """
-    for package in ("altair", "vl_convert"):
-        require_package(package, f"--timeline {path}", pip=PIP)
+    for package in DRAWING:
+        require_package(package, f"--timeline {path}", pip=DRAWING_PIP)
 
 
 def write_timeline(record: EstimateRecord, path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from effcli.errors import UsageError, first_line
 from effcli.masking import masked
-from effcli.packages import require_package
+from effcli.packages import require_installed, require_package
 from effcli.tracking.worker import Worker, kept_random_state
 
 PROJECT = "effcli"
@@ -62,6 +62,16 @@ class Service:
     run_id: Callable[[Any], str | None] = _nothing
     end: Callable[[Any, str], None] = _nothing
     changes_config: bool = False
+
+
+def require_services(names: Iterable[str]) -> None:
+    """Raise where the package of a service is not installed, without importing it.
+
+    Raises:
+        MissingExtraError: with the command that installs it.
+    """
+    for name in names:
+        require_installed(SERVICES[name].package, f"--track {name}", pip=f"'effcli[{name}]'")
 
 
 def check_services(names: tuple[str, ...]) -> None:

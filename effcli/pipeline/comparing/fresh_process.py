@@ -19,7 +19,7 @@ from effcli.pipeline.comparing.processor_times import others_share, read_process
 from effcli.pipeline.comparing.run_events import ENDED, READY, EventPlayer, read_event
 from effcli.spec import RunSpec
 
-_PROGRAM = """
+PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
 from effcli.pipeline.comparing.run_process import main
@@ -123,13 +123,14 @@ def train_in_fresh_process(
     verbose: bool,
     progress: Progress,
     signals: PassedSignals,
+    program: str = PROGRAM,
 ) -> Ended:
-    """Return how a run ended that trained in a process of its own; its record is in its folder."""
+    """Return how a run ended that trained in a process of its own, by `program`; its record is in its folder."""
     job = {"spec": spec.model_dump(mode="json", exclude_unset=True), "resume": resume, "overwrite": overwrite}
     before = read_processor_times()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            [sys.executable, "-c", program, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import signal
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from effcli.engines.base import Progress
-from effcli.errors import DataError, EffcliError, IncompleteComparisonError
+from effcli.data.files import refuse_missing
+from effcli.errors import DataError, TrainingFailedError
 from effcli.files import remove_folder
-from effcli.masking import masked
 from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.reading import read_record
 from effcli.measure.record import RunRecord, Status
+from effcli.models.source import local_config_file
 from effcli.pipeline.comparing.folder import (
     ComparisonFolder,
     check_comparison_folder,
@@ -23,16 +22,16 @@ from effcli.pipeline.comparing.folder import (
 )
 from effcli.pipeline.comparing.fresh_process import Ended, PassedSignals, train_in_fresh_process
 from effcli.pipeline.comparing.notes import comparison_notes
-from effcli.pipeline.comparing.run_events import SaidOnce
+from effcli.pipeline.comparing.run_events import MakeProgress, SaidOnce
 from effcli.pipeline.comparing.settings import Comparison, WantedRun
+from effcli.pipeline.comparing.verdict import SIGNALLED
 from effcli.recipes import overlay
 from effcli.run_folder import RunFolder, is_complete
 from effcli.run_lock import RunLock
 from effcli.spec import RunSpec, build_spec
 
-MakeProgress = Callable[[], Progress]
-SIGNALLED = 128
-"""Exit codes above it say which signal ended a run."""
+_OWN_WAY = re.compile(r", (then )?continue with (the same command and )?--resume$")
+"""How a failure ends that tells a run of its own how to go on."""
 
 
 def compare(
@@ -49,70 +48,28 @@ def compare(
     a complete run are removed, so that large models do not fill the disk, unless `output.keep` was given.
 
     Raises:
-        UsageError: the folder holds something else, or is in use.
+        UsageError: the folder holds something else, or is in use; or that of the model is not there.
+        DataError: a file of data is not there.
         WriteError: the folder cannot be written to.
     """
     spec, out = comparison.runs[0].spec, comparison.out
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_comparison_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
+    _refuse_missing(spec)
     with RunLock(folder.path) as lock:
         used = {wanted.folder for wanted in comparison.runs}
-        open_comparison_folder(folder, lock, overwrite=overwrite, used=used)
+        open_comparison_folder(folder, lock, resume=resume, used=used)
         saved = saved_comparison(out).attempts if resume else (None,) * len(comparison.runs)
         runs = [_ComparedRun.of(wanted, folder, before) for wanted, before in zip(comparison.runs, saved, strict=True)]
         return _Comparing(comparison, folder, runs, make_progress, verbose).run()
 
 
-def plan_comparison(comparison: Comparison, *, make_progress: MakeProgress) -> ComparisonRecord:
-    """Return the record of runs that are planned and not made, one for each name; nothing is written.
-
-    Raises:
-        EffcliError: no run can be planned, all for the same reason.
-    """
-    from effcli import pipeline
-
-    said: set[str] = set()
-    attempts: list[Attempt] = []
-    records: list[RunRecord] = []
-    errors: list[EffcliError] = []
-    for wanted in comparison.runs:
-        if wanted.name in (attempt.name for attempt in attempts):  # bytes are the same whatever the seed
-            continue
-        attempt = Attempt(name=wanted.name, seed=wanted.seed, spec=_asked(wanted))
-        try:
-            records.append(pipeline.plan(wanted.spec, progress=SaidOnce(make_progress(), said)))
-        except EffcliError as error:
-            errors.append(error)
-            update = {"status": "failed", "failure": masked(str(error)), "exit_code": error.exit_code}
-        else:
-            update = {"status": "planned", "run": len(records) - 1}
-        attempts.append(attempt.model_copy(update=update))
-    if errors and len(errors) == len(attempts) and len({str(error) for error in errors}) == 1:
-        raise errors[0]
-    return compared(attempts, records, status="failed" if errors else "planned", notes=comparison.notes)
-
-
-def check_compared(record: ComparisonRecord, out: str) -> None:
-    """Raise unless every run was completed, or planned where nothing was to be trained.
-
-    Raises:
-        IncompleteComparisonError: with the exit code of the first run that was not.
-    """
-    left = [attempt for attempt in record.attempts if not attempt.ended_well]
-    if not left:
-        return
-    first, code = left[0], left[0].exit_code or 1
-    if record.status == "interrupted":  # the signal decides, whatever failed before it
-        first = next((attempt for attempt in left if (attempt.exit_code or 0) > SIGNALLED), first)
-        code = max(first.exit_code or 0, SIGNALLED + signal.SIGINT)
-    done, again = "complete", f"; to complete them: effcli compare --resume --out {shlex.quote(out)}"
-    if first.folder is None:  # nothing was to be trained
-        done, again = "planned", ""
-    raise IncompleteComparisonError(
-        f"{len(record.attempts) - len(left)} of {len(record.attempts)} runs are {done}; "
-        f"{first.name}: {first.failure or first.status}{again}",
-        exit_code=code,
-    )
+def _refuse_missing(spec: RunSpec) -> None:
+    """Raise where files are not there, for which every run would be refused, one after the other and seconds later."""
+    if spec.model.name is not None:
+        local_config_file(spec.model.name)
+    for name in filter(None, (spec.data.train, spec.data.eval)):
+        refuse_missing(name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,21 +84,30 @@ class _ComparedRun:
 
     @staticmethod
     def of(wanted: WantedRun, folder: ComparisonFolder, before: Attempt | None) -> _ComparedRun:
-        """Return the run as an earlier process left it; one that failed starts afresh."""
+        """Return the run as an earlier process left it.
+
+        It goes on from its newest checkpoint, unless its training failed: that would lead there again, where it does
+        not come from the checkpoint itself.
+
+        Raises:
+            DataError: its record is that of a complete run and cannot be read, as one of another version.
+        """
         run = _ComparedRun(
             wanted=wanted,
             folder=folder.run(wanted.folder),
-            attempt=Attempt(name=wanted.name, seed=wanted.seed, folder=wanted.folder, spec=_asked(wanted)),
+            attempt=Attempt(name=wanted.name, seed=wanted.seed, folder=wanted.folder, spec=wanted.asked),
         )
         if before is None:
             return run
-        run.read()
-        run.attempt = before.model_copy(update={"spec": _asked(wanted), "run": None})
+        run.attempt = before.model_copy(update={"spec": wanted.asked, "run": None})
         if is_complete(run.folder):
+            run.record = read_record(run.folder.record)
             run.attempt = run.attempt.model_copy(update={"status": "completed", "failure": None, "exit_code": 0})
             run.drop_checkpoints()
-        elif before.status != "failed" and run.folder.recipe.is_file() and any(run.folder.checkpoints.glob("*")):
-            run.goes_on = True
+            return run
+        run.read()
+        has_checkpoint = run.folder.recipe.is_file() and any(run.folder.checkpoints.glob("*"))
+        run.goes_on = has_checkpoint and before.exit_code != TrainingFailedError.exit_code
         return run
 
     def read(self) -> None:
@@ -155,9 +121,7 @@ class _ComparedRun:
         """Return what its process is asked for."""
         output = {"out": str(self.folder.path)}
         keep = {} if "keep" in self.wanted.spec.output.model_fields_set else {"keep": 1}
-        return build_spec(
-            overlay(_asked(self.wanted), {"loop": {"profile_memory": True}, "output": {**output, **keep}})
-        )
+        return build_spec(overlay(self.wanted.asked, {"loop": {"profile_memory": True}, "output": {**output, **keep}}))
 
     def leave(self, why: str, exit_code: int) -> None:
         """Leave it for another time; what ended it before stays said."""
@@ -173,8 +137,8 @@ class _ComparedRun:
         """Take how it ended."""
         complete = is_complete(self.folder)
         status, failure = ("completed", None) if complete else (ended.status, ended.failure or "it left no record")
-        if status == "interrupted" and failure:  # how to go on is said for the whole comparison
-            failure = failure.partition(", continue with")[0]
+        if failure:  # how to go on is said for the whole comparison
+            failure = _OWN_WAY.sub("", failure)
         self.attempt = self.attempt.model_copy(
             update={
                 "status": "failed" if status == "completed" and not complete else status,
@@ -254,7 +218,3 @@ class _Comparing:
         record = compared(attempts, [record for _, record in ran], status=status, notes=notes)
         self.folder.save(record)
         return record
-
-
-def _asked(wanted: WantedRun) -> dict[str, object]:
-    return wanted.spec.model_dump(mode="json", exclude_unset=True)
