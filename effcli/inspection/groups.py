@@ -67,6 +67,11 @@ def _every(holds: Callable[[Group], bool]) -> Callable[[Sequence[Group]], bool]:
     return lambda groups: all(map(holds, groups))
 
 
+def _every_has(*keys: str, without: Sequence[str] = ()) -> Callable[[Sequence[Group]], bool]:
+    """Return whether all groups have all of these keys, and none the others: those of kindred optimizers elsewhere."""
+    return _every(lambda group: all(key in group for key in keys) and not any(key in group for key in without))
+
+
 def _some_has(*keys: str) -> Callable[[Sequence[Group]], bool]:
     return lambda groups: any(key in group for group in groups for key in keys)
 
@@ -95,20 +100,23 @@ def _betas(holds: Callable[..., bool]) -> Callable[[Sequence[Group]], bool]:
     return _every(fits)
 
 
+_NOT_SGD = ("trust_coefficient", "weight_decouple", "integral")  # LARS, SGDW and PID of pytorch_optimizer
 _torchao = _every(lambda group: "amsgrad" in group and "foreach" not in group)
 _FITS: dict[str, Callable[[Sequence[Group]], bool]] = {
     "adamw": _torch_adam(True),
     "adam": _torch_adam(False),
     "adam-amsgrad": _torch_adam(False),
     "radam": _every(lambda group: "amsgrad" not in group and "foreach" in group),
-    "sgd": _some_has("dampening"),
-    "sgd-momentum": _some_has("dampening"),
+    "sgd": _every_has("dampening", without=_NOT_SGD),
+    "sgd-momentum": _every_has("dampening", without=_NOT_SGD),
     "muon": _some_has("ns_steps"),
     "adamw8bit-ao": _torchao,
     "adamw4bit": _torchao,
     "adamwfp8": _torchao,
     "galore-adamw": _some_has("correct_bias"),
     "stable-adamw": _some_has("kahan_sum"),
+    "lion": _every_has(without=("eps", "beta")),
+    "schedulefree-adamw": _every_has(without=("silent_sgd_phase",)),
     "bitsandbytes lion": _betas(lambda beta1, beta2, eps: beta2 > 0),
     "bitsandbytes sgd": _betas(lambda beta1, beta2, eps: beta2 == 0 and eps == 0),
     "bitsandbytes lars": _betas(lambda beta1, beta2, eps: beta2 == 0 and eps == 0),

@@ -11,6 +11,7 @@ from typing import Any
 
 from effcli.catalogue import lookup as catalogue
 from effcli.errors import DataError, EffcliError, UsageError, first_line, nearest
+from effcli.files import at_home
 from effcli.inspection.layout import Shape
 from effcli.inspection.weights import Weight, models_in
 from effcli.packages import require_package
@@ -152,7 +153,7 @@ def _configuration(name: str) -> Mapping[str, Any]:
     known = catalogue.find(name)
     if known is not None:
         return known.config
-    path = Path(name).expanduser() / "config.json"
+    path = at_home(name) / "config.json"
     if path.is_file():
         return config_values(name, path)
     from huggingface_hub import try_to_load_from_cache

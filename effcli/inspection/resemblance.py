@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from effcli.inspection.groups import Group
+from effcli.inspection.groups import Group, contradicted
 from effcli.inspection.layout import SavedState
 from effcli.inspection.look_alike import Fit, fitting
 from effcli.inspection.named_optimizer import NamedOptimizer, named_optimizer
@@ -49,7 +49,7 @@ def resemblance(saved: SavedOptimizer, states: Mapping[str, SavedState], naming:
         alike = fitting(states, naming.shapes, naming.dtypes, saved.groups, unlikely=True)
         return Resemblance(fits=(), sentence=_unlisted(states, named, alike))
     if named is not None:  # the one that is named comes first
-        fits = tuple(sorted(fits, key=lambda fit: fit.entry.name != named.entry.name))
+        fits = tuple(sorted(fits, key=lambda fit: fit.entry.name != named.name))
     return Resemblance(fits=fits, sentence=_sentence(fits, states, named))
 
 
@@ -61,8 +61,8 @@ def _sentence(fits: Sequence[Fit], states: Mapping[str, SavedState], named: Name
     if whole:
         parts.append(f"{format_count(whole)} of them kept in 32 bit")
     if named is not None:
-        agrees = fits[0].entry.name == named.entry.name
-        parts.append(f"{'and' if agrees else 'but'} {named.file} names {named.entry.name}")
+        agrees = fits[0].entry.name == named.name
+        parts.append(f"{'and' if agrees else 'but'} {named}")
     elif len(fits) > 1:
         parts.append("and nothing that was saved tells them apart")
     return ", ".join(parts)
@@ -72,12 +72,12 @@ def _of_nothing(saved: SavedOptimizer, named: NamedOptimizer | None) -> Resembla
     """Return what the groups and the run's settings say of an optimizer without state."""
     stateless = _stateless(saved.groups)
     if stateless:
-        said = f", and {named.file} names {named.entry.name}" if named else ""
+        said = f", and {named}" if named else ""
         return Resemblance(
             fits=stateless,
             sentence=f"there is no state, and the parameter groups are those of sgd without momentum{said}",
         )
-    said = f"; {named.file} names {named.entry.name}" if named else ""
+    said = f"; {named}" if named else ""
     return Resemblance(
         fits=(), sentence=f"there is no state: it was saved before the first update, or none is kept{said}"
     )
@@ -85,9 +85,9 @@ def _of_nothing(saved: SavedOptimizer, named: NamedOptimizer | None) -> Resembla
 
 def _stateless(groups: Sequence[Group]) -> tuple[Fit, ...]:
     """Return SGD without momentum where the groups are its own."""
-    if not groups or not all("dampening" in group and group.get("momentum") == 0 for group in groups):
-        return ()
     entry = registry.find("sgd")
+    if not groups or contradicted(entry, groups) or not all(group.get("momentum") == 0 for group in groups):
+        return ()
     return (Fit(entry=entry, hyper=registry.default_hyper(entry), parameters={}),)
 
 
@@ -99,10 +99,13 @@ def _untold(unknown: Sequence[str], states: Mapping[str, SavedState]) -> str:
 
 
 def _unlisted(states: Mapping[str, SavedState], named: NamedOptimizer | None, alike: Sequence[Fit]) -> str:
+    said = f"; {named}" if named is not None else ""
     if alike:
         names = listed([fit.entry.name for fit in alike], None, last="or")
-        return f"the states hold what {names} would keep, {_keys(states)}, but the parameter groups are of another one"
-    said = f"; {named.file} names {named.entry.name}, which keeps something else" if named else ""
+        held = f"the states hold what {names} would keep, {_keys(states)}"
+        return f"{held}, but the parameter groups are of another one{said}"
+    if named is not None and named.is_listed:
+        said = f"; {named}, which keeps something else"
     return f"no optimizer that `effcli optimizers` lists keeps this: the states hold {_keys(states)}{said}"
 
 
