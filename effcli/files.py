@@ -30,6 +30,11 @@ Beside `NO_ROOM` and EROFS they come of reading as well.
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
+def at_home(path: Path | str) -> Path:
+    """Return a path whose leading `~` is replaced by the home folder; one of a user who is not known stays as it is."""
+    return Path(os.path.expanduser(path))  # pathlib's own raises for such a user
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file of text in UTF-8; see `write_bytes`."""
     write_bytes(path, text.encode())

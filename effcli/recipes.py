@@ -15,7 +15,7 @@ from typing import Any
 
 from effcli.errors import UsageError, nearest
 from effcli.faults import unknown_key
-from effcli.files import write_text
+from effcli.files import at_home, write_text
 from effcli.flags import nest
 from effcli.spec import RunSpec, build_spec
 from effcli.yaml_text import comment, dump, is_null, parse, read_text
@@ -76,7 +76,7 @@ def find_recipe(name_or_path: str) -> Path:
     names = {info.name: info.path for info in list_recipes()}
     if name_or_path in names:
         return names[name_or_path]
-    path = Path(name_or_path).expanduser()
+    path = at_home(name_or_path)
     if path.is_file():
         return path
     if path.suffix in _SUFFIXES:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
-from effcli.files import DRAFT, remove_folder
+from effcli.files import DRAFT, at_home, remove_folder
 from effcli.run_lock import LOCK, RunLock
 from effcli.units import listed
 
@@ -98,7 +98,7 @@ def saved_recipe(out: str) -> Path:
     Raises:
         UsageError: the folder holds no run.
     """
-    recipe = RunFolder(path=Path(out).expanduser()).recipe
+    recipe = RunFolder(path=at_home(out)).recipe
     if not recipe.is_file():
         raise UsageError(f"--resume: '{out}' holds no run ({RECIPE} is missing); leave --resume out to start one")
     return recipe
@@ -133,7 +133,7 @@ def checked_place(out: str, *, resume: bool, overwrite: bool) -> Path:
     Raises:
         UsageError: both `resume` and `overwrite` were given, or the path is that of a file.
     """
-    path = Path(out).expanduser()
+    path = at_home(out)
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; give one")
     if path.is_file():
@@ -170,7 +170,7 @@ def refuse_inputs(folder: Path, out: str, inputs: Mapping[str, str | None]) -> N
         UsageError: one of the inputs, by flag, lies in it.
     """
     for flag, name in inputs.items():
-        if name is None or not (path := Path(name).expanduser()).exists():
+        if name is None or not (path := at_home(name)).exists():
             continue
         real = path.resolve()
         if any(place.samefile(folder) for place in (real, *real.parents)):

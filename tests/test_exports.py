@@ -13,6 +13,7 @@ from effcli.errors import MissingExtraError, UsageError, WriteError
 from effcli.measure.comparison_record import COMPARED, ComparisonRecord
 from effcli.report.exports import check_exports, write_exports
 from tests import comparisons
+from tests.commands import effcli
 
 
 def rows_of(record: ComparisonRecord, tmp_path: Path) -> list[dict[str, str]]:
@@ -150,3 +151,15 @@ def test_a_place_that_cannot_be_written_to_is_told(flag: str, tmp_path: Path) ->
         write_exports(
             comparisons.three(), **{"html": None, "plot": None, "csv": None, flag: tmp_path / "file" / names[flag]}
         )
+
+
+def test_the_home_of_a_user_who_is_not_there_is_a_name_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_exports(html=None, plot=None, csv="~no-such-user/x.csv")
+    written = write_exports(comparisons.planned_only(), html=None, plot=None, csv="~no-such-user/x.csv")
+    assert written["csv"].read_text().startswith("name,seed,status")
+    for command in (("train", "--out"), ("estimate", "--model"), ("train", "--data"), ("train", "--recipe")):
+        result = effcli(*command, "~no-such-user/y", "--resume" if command[1] == "--out" else "--json")
+        assert result.code not in (0, 1), result.stderr

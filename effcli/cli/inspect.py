@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from effcli.cli import options as o
+from effcli.files import at_home
 
 _VALUES = "--values"
 EVERY = "*"
@@ -83,5 +82,5 @@ def inspect(
     from effcli.report.output import emit_inspection
 
     most = MOST_VALUES if values == EVERY and not as_json else None
-    record = pipeline.inspect(Path(os.path.expanduser(path)), model=model, values=values, most_values=most)
+    record = pipeline.inspect(at_home(path), model=model, values=values, most_values=most)
     emit_inspection(record, json=as_json, quiet=quiet, top=None if per_layer else top)

@@ -12,6 +12,7 @@ from effcli.data import csv_rows, json_rows
 from effcli.data.cache import content_key, kept
 from effcli.data.places import LINE_COLUMN, check_column_names
 from effcli.errors import DataError, first_line, nearest
+from effcli.files import at_home
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -51,7 +52,7 @@ def refuse_missing(name: str) -> None:
     Raises:
         DataError: with the nearest name that is there.
     """
-    path = Path(name).expanduser()
+    path = at_home(name)
     if is_path_like(name) and not path.exists():
         raise missing_path(name, path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.data.files import Splits, Table, load_local, refuse_missing
@@ -12,6 +11,7 @@ from effcli.data.hub import load_hub
 from effcli.data.places import data_columns
 from effcli.data.quiet import quiet_datasets
 from effcli.errors import DataError
+from effcli.files import at_home
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -94,7 +94,7 @@ def load_tables(spec: DataSpec, *, seed: int) -> RawTables:
 def _load(name: str | None, spec: DataSpec) -> Splits:
     if name is None:
         return _builtin()
-    path = Path(name).expanduser()
+    path = at_home(name)
     if path.exists():
         return load_local(name, path, delimiter=spec.delimiter, encoding=spec.encoding)
     refuse_missing(name)

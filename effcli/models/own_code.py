@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import UsageError, nearest
+from effcli.files import at_home
 from effcli.hub import hub_errors
 from effcli.models.unusable import untrusted, unusable
 
@@ -69,7 +69,7 @@ def config_of(name: str, values: Mapping[str, Any], *, trust: bool) -> Pretraine
     kind = values.get("model_type")
     if brings_own_code(values):
         if trust:
-            folder = Path(name).expanduser()
+            folder = at_home(name)
             with unusable(name, "config.json"), hub_errors("model", name, flag="--model"):
                 return AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, trust_remote_code=True)
         if kind not in CONFIG_MAPPING:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from effcli.errors import UsageError, nearest
+from effcli.files import at_home
 from effcli.hub import go_offline_if_unreachable, hub_errors
 from effcli.models.lengths import MAX_LENGTH, longest_row, sides
 from effcli.models.own_code import config_of, refuse_kernels
@@ -82,7 +83,7 @@ def find_model(name: str | None, *, trust_remote_code: bool = False) -> ModelSou
     if name is None:
         return _builtin()
     path = config_file(name)
-    if Path(name).expanduser().is_dir():
+    if at_home(name).is_dir():
         return _from_folder(name, path.parent, trust_remote_code)
     return _from_hub(name, path, trust_remote_code)
 
@@ -103,7 +104,7 @@ def local_config_file(name: str) -> Path | None:
     Raises:
         UsageError: no such folder, or none of that name in it.
     """
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     if folder.is_dir():
         path = folder / "config.json"
         _refuse_adapters(name, folder / "adapter_config.json")

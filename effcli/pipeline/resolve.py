@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from effcli.data.builtin import DEMO_LOOP
+from effcli.files import at_home
 from effcli.optim.registry import find
 from effcli.recipes import overlay, parse_set, read_recipe
 from effcli.run_folder import saved_recipe
@@ -98,5 +98,5 @@ def _same(name: str, saved: Any, now: Any) -> bool:
     """Return whether two values of a field are one; another spelling of a path on this machine is."""
     if saved == now or name not in PLACES or saved is None or now is None:
         return bool(saved == now)
-    one, other = (Path(str(place)).expanduser() for place in (saved, now))
+    one, other = (at_home(str(place)) for place in (saved, now))
     return one.exists() and other.exists() and one.samefile(other)

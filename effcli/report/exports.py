@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
-from effcli.files import write_text
+from effcli.files import at_home, write_text
 from effcli.packages import DRAWING, DRAWING_PIP, is_installed, require_installed
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def check_exports(*, html: File, plot: File, csv: File) -> None:
         MissingExtraError: a package that draws is not installed.
     """
     asked = {
-        flag: Path(file).expanduser()
-        for flag, file in (("--html", html), ("--plot", plot), ("--csv", csv))
-        if file is not None
+        flag: at_home(file) for flag, file in (("--html", html), ("--plot", plot), ("--csv", csv)) if file is not None
     }
     for flag, path in asked.items():
         endings = _ENDINGS[flag]
@@ -61,16 +59,16 @@ def write_exports(record: ComparisonRecord, *, html: File, plot: File, csv: File
     if html is not None:
         from effcli.report.page import write_page
 
-        written["page"] = Path(html).expanduser()
+        written["page"] = at_home(html)
         write_page(record, written["page"])
     if plot is not None:
         from effcli.report.plots import write_plot
 
-        written["plot"] = Path(plot).expanduser()
+        written["plot"] = at_home(plot)
         write_plot(record, written["plot"])
     if csv is not None:
         from effcli.report.csv_rows import csv_text
 
-        written["csv"] = Path(csv).expanduser()
+        written["csv"] = at_home(csv)
         write_text(written["csv"], csv_text(record))
     return written

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from effcli.errors import UsageError, WriteError
-from effcli.files import write_text
+from effcli.files import at_home, write_text
 from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.reading import NotARecordError, read_document
 from effcli.run_folder import COMPARISON, RunFolder, checked_place, contents, refuse_inputs
@@ -67,7 +67,7 @@ def saved_comparison(out: str) -> ComparisonRecord:
     Raises:
         UsageError: the folder holds none that could be completed.
     """
-    record = ComparisonFolder(path=Path(out).expanduser()).read()
+    record = ComparisonFolder(path=at_home(out)).read()
     if record is None:
         raise UsageError(
             f"--resume: '{out}' holds no comparison ({COMPARISON} is missing); leave --resume out to start"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from effcli.errors import UsageError
+from effcli.files import at_home
 from effcli.flags import field_label
 from effcli.pipeline.comparing.columns import Column, column_layers, column_of, column_specs, settled
 from effcli.pipeline.comparing.folder import PAGE, saved_comparison
@@ -59,7 +60,7 @@ class Comparison:
     @property
     def page(self) -> Path:
         """Return where its page lies where nobody names another place."""
-        return Path(self.out).expanduser() / PAGE
+        return at_home(self.out) / PAGE
 
     @property
     def logging_steps(self) -> int:
