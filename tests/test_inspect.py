@@ -228,3 +228,28 @@ def test_without_state_only_sgd_without_momentum_can_be_told(
     assert record["state_bytes"] == 0
     assert record["optimizer"] == optimizer
     assert "there is no state" in record["resemblance"]
+
+
+@pytest.mark.parametrize("name", ["LARS", "PID", "SGDW", "Tiger", "EmoLynx", "ScheduleFreeRAdam"])
+def test_an_optimizer_that_is_not_listed_is_not_taken_for_one_that_keeps_the_same(name: str, tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(64, 64))
+    optimizer = getattr(pytest.importorskip("pytorch_optimizer"), name)([parameter], lr=0.1)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert inspected(saved(tmp_path / "o.pt", optimizer))["optimizer"] is None
+
+
+@pytest.mark.parametrize(
+    ("vectors", "moment", "shape"),
+    [
+        ((8, 8), (8, 8), [8, 8]), ((8, 8), (16, 8), [16, 8]), ((8, 8), (8, 16), [8, 16]), ((2, 8), (16, 2), [16, 8]),
+        ((8, 2), (2, 16), [8, 16]), ((2, 8), (8, 2), [8, 8]), ((3, 8), (5, 7), None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_projected_state_tells_the_shape_of_its_parameter(
+    vectors: tuple[int, ...], moment: tuple[int, ...], shape: list[int] | None, tmp_path: Path
+) -> None:
+    state = {"step": 1, "projector": torch.ones(vectors), "exp_avg": torch.ones(moment)}
+    record = inspected(state_of(tmp_path / "o.pt", {0: state}))
+    assert record["parameters"][0]["shape"] == shape

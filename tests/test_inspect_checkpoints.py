@@ -337,6 +337,10 @@ def test_the_settings_of_trainer_are_read_without_running_them(tmp_path: Path) -
     record = effcli("inspect", folder, "--json").record
     assert record["optimizer"] == "adamw"
     assert record["resemblance"].endswith("but training_args.bin names adam")
+    settings.optim = "some_other"
+    torch.save(settings, folder / "training_args.bin")
+    record = effcli("inspect", folder, "--json").record
+    assert record["resemblance"].endswith("but training_args.bin names some_other, which is not listed")
     assert not marker.exists()
 
 

@@ -301,3 +301,15 @@ def test_without_a_state_there_are_no_values_and_that_is_no_error(pattern: tuple
     record = effcli("inspect", tmp_path / "o.pt", *pattern, "--json").record
     assert record["values"] == []
     assert "There are no values to show: there is no state." in record["notes"]
+
+
+def test_a_number_is_a_name_where_names_were_saved_and_a_position_where_not(tmp_path: Path) -> None:
+    state = {0: {"m": torch.tensor([3 + 4j])}}
+    torch.save({"state": state, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    text = shown(tmp_path / "o.pt", "--values")
+    assert re.search(r"^position 0 +1 ", text, re.MULTILINE)
+    assert "position 0.m\n  1, complex64 (magnitudes), 5 to 5\n" in text
+    torch.save({"state": state, "param_groups": [{"params": [0], "param_names": ["0"]}]}, tmp_path / "o.pt")
+    text = shown(tmp_path / "o.pt", "--values")
+    assert re.search(r"^0 +1 ", text, re.MULTILINE)
+    assert "position" not in text

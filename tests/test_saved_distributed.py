@@ -80,6 +80,20 @@ def test_the_folder_its_metadata_and_a_data_file_all_name_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flattened"])
+def test_an_optimizer_without_state_is_known_by_its_groups(flat: bool, tmp_path: Path) -> None:
+    model, _ = trained()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    dcp.save(
+        {"optimizer": get_optimizer_state_dict(model, optimizer, options=options)}, checkpoint_id=tmp_path, no_dist=True
+    )
+    found = read_saved(tmp_path)
+    assert inspect_states(found.states.items()).state_bytes == 0
+    assert [group["lr"] for group in found.groups] == [0.25]
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flattened"])
 @pytest.mark.parametrize("nested", [False, True], ids=["at the top", "under optimizer"])
 def test_a_module_may_be_called_as_a_part_of_an_optimizer(flat: bool, nested: bool, tmp_path: Path) -> None:
     model = torch.nn.ModuleDict({"state": torch.nn.Linear(3, 2), "param_groups": torch.nn.Linear(2, 2)})

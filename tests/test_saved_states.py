@@ -7,6 +7,7 @@ import pickle
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def test_settings_of_many_kinds_beside_the_state_are_no_hindrance(tmp_path: Path
         "counts": Counter("aab"), "by": defaultdict(list, a=[1]), "last": deque([1, 2], maxlen=3), "z": 1 + 2j,
         "seed": np.random.RandomState(0).get_state(), "bits": np.array([[True]]), "device": torch.device("cuda", 1),
         "size": torch.Size([2]), "buffer": bytearray(b"ab"), "frozen": frozenset({1}), "big": 1 << 70, "none": None,
+        "exact": Decimal("0.1"), "both": (1, [2]),
     }  # fmt: skip
     optimizer = adamw()
     for protocol in (2, 5):

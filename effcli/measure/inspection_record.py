@@ -59,7 +59,8 @@ class InspectionRecord(Fact):
     """A saved optimizer state by state name and by parameter.
 
     `optimizer` is the one that it looks like, None where nothing known fits; `also_fits` are others of the same layout,
-    `resemblance` says in a sentence what the guess rests on. `by_parameter` and `shared_bytes` add up to `state_bytes`.
+    `resemblance` says in a sentence what the guess rests on. `names_known` says that parameters were saved with their
+    names; else a number for a name is a position. `by_parameter` and `shared_bytes` add up to `state_bytes`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -69,6 +70,7 @@ class InspectionRecord(Fact):
     optimizer: str | None
     also_fits: tuple[str, ...] = ()
     resemblance: str
+    names_known: bool = False
     state_bytes: int
     state_elements: int
     num_tensors: int

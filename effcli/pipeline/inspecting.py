@@ -66,6 +66,7 @@ def inspect(
         optimizer=found.best.entry.name if found.best else None,
         also_fits=tuple(fit.entry.name for fit in found.fits[1:]),
         resemblance=found.sentence,
+        names_known=saved.names_known,
         state_bytes=size.state_bytes,
         state_elements=size.state_elements,
         num_tensors=size.num_tensors,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from effcli.measure.inspection_record import InspectionRecord, SavedParameter, SavedValues
+    from effcli.measure.inspection_record import InspectionRecord, SavedValues
 
 _WIDTH = 79
 _SHORTEST_BAR, _LONGEST_BAR = 8, 30
@@ -34,11 +34,11 @@ def render_inspection(record: InspectionRecord, console: Console, *, top: int | 
     parts: list[RenderableType] = [
         fact_grid(_facts(record)),
         _by_name(record),
-        _by_parameter(record.parameters, top),
+        _by_parameter(record, top),
         fact_grid(_left_out(record, top)),
         fact_grid(_quantised(record)),
         _alternatives(record, console.encoding),
-        *_values(record.values),
+        *_values(record),
     ]
     if notes:
         parts.append(fact_grid(("note", note) for note in record.notes))
@@ -67,13 +67,13 @@ def _by_name(record: InspectionRecord) -> Table:
     return table
 
 
-def _by_parameter(parameters: Sequence[SavedParameter], top: int | None) -> Table:
+def _by_parameter(record: InspectionRecord, top: int | None) -> Table:
     table = ruled_table("By parameter, the largest first", "parameter", "shape", "elements", "size")
-    some = any(parameter.quantised for parameter in parameters)
+    some = any(parameter.quantised for parameter in record.parameters)
     if some:
         table.add_column("quantised", overflow="fold")
-    for parameter in parameters[:top]:
-        row = [_name(parameter.name), _shape(parameter.shape), format_count(parameter.elements)]
+    for parameter in record.parameters[:top]:
+        row = [_name(parameter.name, record), _shape(parameter.shape), format_count(parameter.elements)]
         row.append(format_bytes(parameter.bytes))
         table.add_row(*row, *(["yes" if parameter.quantised else "no"] if some else []))
     return table
@@ -86,8 +86,8 @@ def _left_out(record: InspectionRecord, top: int | None) -> Iterable[tuple[str, 
         yield "more", f"{count(len(left), 'parameter')} with {size}: --per-layer shows all, --top N the largest"
 
 
-def _name(label: str) -> str:
-    return f"position {label}" if label.isdecimal() else plain(label)
+def _name(label: str, record: InspectionRecord) -> str:
+    return f"position {label}" if label.isdecimal() and not record.names_known else plain(label)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -138,18 +138,19 @@ def _ratio(num_bytes: int, saved: int) -> str:
     return f"{ratio(num_bytes / saved)} x" if saved else "-"
 
 
-def _values(values: Sequence[SavedValues]) -> Iterable[RenderableType]:
+def _values(record: InspectionRecord) -> Iterable[RenderableType]:
     """Yield a paragraph with three lines per tensor: its name, what it is, its first values; with one per number."""
-    if not values:
+    if not record.values:
         return
     text = Text("Values as they are stored", style="bold")
-    for tensor in values:
-        text.append(f"\n{_name(tensor.parameter)}.{plain(tensor.key)}", style="not bold")
+    for tensor in record.values:
+        text.append(f"\n{_name(tensor.parameter, record)}.{plain(tensor.key)}", style="not bold")
         if not tensor.shape:
             text.append(f" = {_first(tensor)} ({plain(tensor.dtype)})", style="not bold dim")
             continue
         ends = f", {_number(tensor.minimum)} to {_number(tensor.maximum)}" if tensor.minimum is not None else ""
-        text.append(f"\n  {_shape(tensor.shape)}, {plain(tensor.dtype)}{ends}", style="not bold dim")
+        dtype = plain(tensor.dtype) + (" (magnitudes)" if tensor.dtype.startswith("complex") else "")
+        text.append(f"\n  {_shape(tensor.shape)}, {dtype}{ends}", style="not bold dim")
         text.append(f"\n  {_first(tensor)}", style="not bold dim")
     yield text
 

@@ -137,8 +137,8 @@ class _Trees:
     def found(self) -> list[FoundState]:
         """Return the optimizers as `state_dict` would give them, with the keys that lead to each."""
         found = []
-        for before, states in self._states.items():
-            groups = self._groups.get(before, {})
+        for before in dict.fromkeys((*self._states, *self._groups)):  # an optimizer without state has groups alone
+            states, groups = self._states.get(before, {}), self._groups.get(before, {})
             if not groups and not any(_OPTIMIZER.search(key) for key in before):
                 continue  # a module that is called `state`
             self.pieces.setdefault(before, {})

@@ -81,6 +81,12 @@ def _path(*parts: Any) -> str:
     return "/".join(parts)
 
 
+def _decimal(text: Any, *_: Any) -> str:
+    if not isinstance(text, str):
+        raise RefusedPickleError("its pickle is damaged")
+    return text
+
+
 def _moment(*_: Any) -> str:
     return "a date or time"
 
@@ -106,6 +112,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encoded,
     **dict.fromkeys(("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath"), _path),
     **dict.fromkeys(("datetime.datetime", "datetime.date", "datetime.timedelta"), _moment),
+    "decimal.Decimal": _decimal,
     "torch.Size": _tuple,
     "torch.device": _device,
     "deepspeed.runtime.zero.config.ZeroStageEnum": _value_of_member,
