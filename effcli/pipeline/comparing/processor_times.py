@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
-
-STATISTICS = Path("/proc/stat")
-"""Linux: its first line has ticks since the start of all processors: user, nice, system, idle, iowait (proc(5))."""
-_IDLE, _IOWAIT, _GUEST = 3, 4, 8
 
 
 class ProcessorTimes(NamedTuple):
@@ -20,27 +15,29 @@ class ProcessorTimes(NamedTuple):
     own_s: float
 
 
-def read_processor_times(statistics: Path = STATISTICS) -> ProcessorTimes | None:
-    """Return the times by now; None where the system does not tell them."""
-    try:
-        name, *ticks = statistics.read_text().split("\n", 1)[0].split()
-        counts = [int(tick) for tick in ticks[:_GUEST]]  # guests' are in user's as well
-        per_second = os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):
-        return None
-    if name != "cpu" or len(counts) <= _IOWAIT:
-        return None
+def read_processor_times() -> ProcessorTimes:
+    """Return the times by now."""
+    import psutil  # takes longer than all else that starts a comparison
+
+    times = psutil.cpu_times()
+    # On Linux guests' times are in the user's as well (proc(5)); a system may lack any of these three.
+    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    total_s = sum(times) - guests_s
     own = os.times()
     return ProcessorTimes(
-        total_s=sum(counts) / per_second,
-        busy_s=(sum(counts) - counts[_IDLE] - counts[_IOWAIT]) / per_second,
+        total_s=total_s,
+        busy_s=total_s - idle_s,
         own_s=own.user + own.system + own.children_user + own.children_system,
     )
 
 
-def others_share(before: ProcessorTimes | None, after: ProcessorTimes | None) -> float | None:
-    """Return the share of the processors' time between two readings in which they worked for others."""
-    if before is None or after is None or after.total_s <= before.total_s:
+def others_share(before: ProcessorTimes, after: ProcessorTimes) -> float | None:
+    """Return the share of the processors' time between two readings in which they worked for others.
+
+    None where no time has passed.
+    """
+    if after.total_s <= before.total_s:
         return None
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return min(1.0, max(0.0, others_s / (after.total_s - before.total_s)))

@@ -15,9 +15,10 @@ from effcli.engines.base import EvalResult, Progress
 
 READY, ENDED = "ready", "ended"
 """Events beside the calls of `Progress`: signals are handled from now on; how the run ended."""
-MakeProgress = Callable[[], Progress]
 _ROWS_SECONDS = 0.1
 """Time between two events about rows that are read."""
+
+MakeProgress = Callable[[], Progress]
 
 
 class EventWriter:
