@@ -225,6 +225,20 @@ def test_a_setting_that_is_endless_is_cut(tmp_path: Path) -> None:
     assert read_saved(path).groups[0]["x"][-1] == "..."
 
 
+def test_a_large_value_in_many_states_is_refused_at_once(tmp_path: Path) -> None:
+    value = b"](" + b"K\x01" * 20_000 + b"eq\x000"
+    states = b"".join(b"J" + struct.pack("<i", number) + b"}K\x00h\x00s" for number in range(2000))
+    state_dict = b"}(" + text("state") + b"}(" + states + b"u" + text("param_groups") + b"]u."
+    assert "far longer than its size" in refused(archive(tmp_path / "o.pt", b"\x80\x02" + value + state_dict))
+
+
+def test_a_value_that_holds_itself_is_read(tmp_path: Path) -> None:
+    held: list[Any] = [1, torch.ones(3)]
+    held.append(held)
+    torch.save({"state": {0: {"m": held}}, "param_groups": [{"params": [0]}]}, tmp_path / "o.pt")
+    assert inspect_states(read_saved(tmp_path / "o.pt").states.items()).state_bytes == 12
+
+
 @pytest.mark.parametrize("name", ["numel", "shape", "untyped_storage", "__tensor_flatten__", "device", "__class__"])
 def test_attributes_of_a_foreign_tensor_stand_for_nothing_else(name: str, tmp_path: Path) -> None:
     state = b"}" + text("m") + wrapped(text(name) + META) + b"s"

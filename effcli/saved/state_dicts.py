@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from effcli.errors import DataError
+from effcli.saved.effort import is_endless
 from effcli.saved.optimizer import READ
 from effcli.saved.plain_values import SavedArray
 from effcli.saved.safe_text import safe
@@ -134,7 +135,7 @@ def labelled(found: FoundState, what: str) -> Labelled:
     writes them.
 
     Raises:
-        DataError: its groups are none.
+        DataError: its groups are none, or it would take too long.
     """
     groups: list[Mapping[Any, Any]] = list(found.state_dict["param_groups"])
     if not all(isinstance(group, Mapping) and isinstance(group.get("params", []), list | tuple) for group in groups):
@@ -154,8 +155,11 @@ def labelled(found: FoundState, what: str) -> Labelled:
     if len(set(names.values())) < len(names):  # names that tell nothing apart
         names, known = {key: str(key) for key in names}, False
         members = [tuple(str(key) for key in group.get("params", [])) for group in groups]
+    states = _states(found, names, members)
+    if is_endless(states.values()):
+        raise DataError(f"{what} was not read: going through its states would take far longer than its size")
     return Labelled(
-        states=_states(found, names, members),
+        states=states,
         groups=plain_groups(groups),
         members=tuple(members),
         names_known=known,
