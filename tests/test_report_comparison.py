@@ -476,3 +476,16 @@ def test_a_note_of_one_seed_says_of_which_and_one_of_all_seeds_of_a_name_says_th
     text = shown(capsys, record)
     assert "note        adamw, seed 42: slow\n" in text
     assert "note        adamw: warm\n" in text
+
+
+def test_what_runs_said_meanwhile_is_not_said_again_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = comparisons.run("adamw").model_copy(update={"notes": ("Of a run.",)})
+    record = comparisons.comparison([run], notes=("Of the comparison.",))
+    for terminal, said in ((False, True), (True, False), (True, True)):
+        monkeypatch.setattr("effcli.report.output.is_terminal", lambda stream, answer=terminal: answer)
+        emit_comparison(record, json=False, quiet=False, said=said)
+        text = capsys.readouterr().out
+        assert "Of the comparison." in text
+        assert ("Of a run." in text) == (not (terminal and said))

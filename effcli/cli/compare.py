@@ -144,6 +144,6 @@ def compare(
         record = pipeline.compare(
             comparison, make_progress=progress, resume=resume, overwrite=overwrite, verbose=verbose
         )
-    emit_comparison(record, json=as_json, quiet=quiet, folder=None if estimate_only else comparison.out)
+    emit_comparison(record, json=as_json, quiet=quiet, folder=None if estimate_only else comparison.out, said=True)
     with pipeline.checking_compared(record, comparison.out):
         emit_files(write_exports(record, html=page, plot=plot, csv=csv), json=as_json)

@@ -108,16 +108,21 @@ def emit_search(record: SearchRecord, json: bool, quiet: bool) -> None:
     render_search(record, make_console(stderr=False), notes=not quiet)
 
 
-def emit_comparison(record: ComparisonRecord, json: bool, quiet: bool, folder: str | None = None) -> None:
+def emit_comparison(
+    record: ComparisonRecord, json: bool, quiet: bool, folder: str | None = None, *, said: bool = False
+) -> None:
     """Write a comparison to stdout: one JSON document, or the tables; `quiet` leaves out the notes.
 
-    `folder` is where the comparison lies, None where it is saved nowhere.
+    `folder` is where the comparison lies, None where it is saved nowhere. What its runs `said` on stderr when it came
+    up is left out on a terminal, as in `emit`.
     """
     if json:
         emit_json(record.model_dump(mode="json"))
         return
     from effcli.report.comparison import render_comparison
 
+    if said and is_terminal(sys.stdout):
+        record = record.model_copy(update={"runs": tuple(run.model_copy(update={"notes": ()}) for run in record.runs)})
     render_comparison(record, make_console(stderr=False), notes=not quiet, folder=folder)
 
 
