@@ -36,13 +36,7 @@ EstimateOnly = Annotated[
 ]
 Seeds = Annotated[
     int | None,
-    typer.Option(
-        "--seeds",
-        help="Make each run with so many seeds, from --seed on. Default: 1.",
-        metavar="INTEGER",
-        rich_help_panel=o.LOOP,
-        show_default=False,
-    ),
+    o.option("Make each run with so many seeds, from --seed on. Default: 1.", o.LOOP, "INTEGER", name="--seeds"),
 ]
 Html = Annotated[
     o.Text, o.option("Page with table and charts. Default: compare.html in --out.", o.OUTPUT, "FILE", name="--html")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from effcli.engines.checkpoint import FILES, TRAINING, CheckpointStore
 from effcli.errors import DataError
-from effcli.run_folder import RECIPE, RECORD, RunFolder
+from effcli.run_folder import COMPARISON, RECIPE, RECORD, RunFolder
 from effcli.saved.deepspeed import SHARDS
 from effcli.saved.mapped import unreadable
 from effcli.saved.metadata import METADATA
@@ -69,7 +69,7 @@ def _own(folder: Path, names: list[str]) -> Location | None:
     """Return the file of a checkpoint of ours, or the newest intact one of a run."""
     if set(FILES) <= set(names):
         return Location(path=folder / TRAINING, format="effcli checkpoint")
-    if "comparison.json" in names:
+    if COMPARISON in names:
         runs = [name for name in names if os.path.isfile(folder / name / RECORD)]
         raise DataError(
             f"'{folder}' holds the runs of a comparison; give one of them: {listed(runs, 8) or 'none is left'}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from effcli.measure.comparison_record import Attempt
 from effcli.measure.record import RunRecord
+from effcli.setting_texts import mapping
 from effcli.units import listed
 
 BUSY_SHARE = 0.1
@@ -42,7 +43,7 @@ def _first_losses(ran: Sequence[Ran]) -> Iterator[str]:
 
 
 def _relative_tolerance(record: RunRecord) -> float:
-    exact = record.environment.get("device") == "cpu" and record.spec.get("loop", {}).get("precision") == "fp32"
+    exact = record.environment.get("device") == "cpu" and mapping(record.spec.get("loop")).get("precision") == "fp32"
     return 0.0 if exact else _SAME_LOSS
 
 
