@@ -165,6 +165,17 @@ def test_what_can_keep_a_state_whole_is_told_and_no_more(tmp_path: Path) -> None
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "name", ["shared.weight", "wte.weight", "x.word_embeddings.weight", "relative_attention_bias.weight"]
+)
+def test_trainers_rule_is_named_for_what_may_be_an_embedding(name: str, tmp_path: Path) -> None:
+    state_dict = optimizer_of("adam8bit", [(64, 64), (128, 64)], keep_32bit=("p1",)).state_dict()
+    state_dict["param_groups"] = [{"params": list(state_dict["state"]), "param_names": ["fc.weight", name]}]
+    torch.save(state_dict, tmp_path / "o.pt")
+    reasons = {each["name"]: each["reason"] for each in inspected(tmp_path / "o.pt")["parameters"]}
+    assert reasons == {"fc.weight": None, name: "kept in 32 bit by an override or Trainer's rule for embeddings"}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_state_tells_the_dtype_of_the_weights_for_what_others_would_take(
     dtype: torch.dtype, tmp_path: Path

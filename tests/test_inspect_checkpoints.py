@@ -239,6 +239,7 @@ def test_of_several_models_only_the_one_with_the_shapes_of_the_state_gives_names
     assert names_in(both) == {"c.weight", "c.bias", "d.weight", "d.bias"}
     twins = save(tmp_path / "twins", actor, twin, trained=twin.parameters())
     assert names_in(twins) == set("0123")
+    assert "which of them it belongs to is not known" in twins["notes"][0]
     part = save(tmp_path / "part", actor, critic, trained=critic["d"].parameters())
     assert names_in(part) == set("01")
 

@@ -77,6 +77,8 @@ def model_beside(path: Path, *, order: bool, num_parameters: int) -> KnownModel 
     beside = KnownModel(name=f"{which} in '{place}'", models=models, unread=unread)
     if not order:
         return beside
+    if not configured and len(models) > 1:
+        return replace(beside, why="which of them it belongs to is not known")
     if not configured:
         return replace(beside, why="there is no config.json beside it; --model names a model that has one")
     try:

@@ -97,7 +97,7 @@ def _from(
         return named, (f"Names of parameters are those of {known.name}, in its order: every shape agrees.",)
     if not named:
         why = why if known.why else "its parameters have other shapes"
-        return {}, (f"Parameters have their positions for names: those of {known.name} are not taken, {why}.",)
+        return {}, (f"Parameters have their positions for names: those of {known.name} are not taken: {why}.",)
     return named, (
         f"{format_count(len(named))} of {count(len(labels), 'parameter')} have the names of {known.name}; the others "
         f"have their positions: {why}.",

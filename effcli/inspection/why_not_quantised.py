@@ -12,8 +12,8 @@ from effcli.units import ParamInfo, format_count, listed
 _QUANTISED_FROM = 4096
 """Elements below which torchao leaves a moment whole (torchao/optim/adam.py, 0.18)."""
 
-_EMBEDDINGS = ("embed", "wte", "wpe", "shared")
-"""What names of embeddings contain; the last ones are those of GPT-2, T5 and BART."""
+_EMBEDDINGS = ("embed", "wte", "wpe", "shared", "relative_attention_bias")
+"""What names of embeddings contain; all but the first are those of GPT-2, T5 and BART."""
 
 
 def reasons(fit: Fit | None, states: Mapping[str, SavedState], names: Mapping[str, str]) -> dict[str, str]:
