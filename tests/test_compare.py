@@ -418,6 +418,31 @@ def test_settings_may_be_repeated_where_a_comparison_goes_on(
     assert document["runs"][1]["spec"]["output"]["logging_steps"] == 3
 
 
+def test_a_complete_run_whose_folder_is_gone_is_made_again(
+    half_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch)
+    out = shutil.copytree(half_done, tmp_path / "c")
+    shutil.rmtree(out / "adamw")
+    document = compare("--resume", "--out", out, "--json").record
+    assert attempts(document) == [("adamw", "completed", 0), ("adam8bit", "completed", 0)]
+    assert [run["optimizer"]["name"] for run in document["runs"]] == ["adamw", "adam8bit"]
+
+
+def test_a_complete_comparison_is_shown_again_though_its_data_is_gone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch)
+    out, rows = tmp_path / "c", Path(shutil.copy(data, tmp_path / "rows.csv"))
+    assert compare("adamw", "--data", rows, "--out", out).code == 0
+    rows.unlink()
+    assert compare("--resume", "--out", out).code == 0
+    shutil.rmtree(out / "adamw" / "model")
+    done = compare("--resume", "--out", out)
+    assert done.code == 2
+    assert "no such file or folder" in done.error
+
+
 def test_one_process_compares_in_a_folder(half_done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_runs(monkeypatch)
     before = (half_done / "comparison.json").read_bytes()

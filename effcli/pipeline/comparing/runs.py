@@ -55,7 +55,8 @@ def compare(
     spec, out = comparison.runs[0].spec, comparison.out
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
     folder = check_comparison_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
-    _refuse_missing(spec)
+    if not (resume and all(is_complete(folder.run(wanted.folder)) for wanted in comparison.runs)):
+        _refuse_missing(spec)
     with RunLock(folder.path) as lock:
         used = {wanted.folder for wanted in comparison.runs}
         open_comparison_folder(folder, lock, resume=resume, used=used)
@@ -99,12 +100,15 @@ class _ComparedRun:
         )
         if before is None:
             return run
+        anew = run.attempt
         run.attempt = before.model_copy(update={"spec": wanted.asked, "run": None})
         if is_complete(run.folder):
             run.record = read_record(run.folder.record)
             run.attempt = run.attempt.model_copy(update={"status": "completed", "failure": None, "exit_code": 0})
             run.drop_checkpoints()
             return run
+        if before.status == "completed":  # its model or its record is gone
+            run.attempt = anew
         run.read()
         has_checkpoint = run.folder.recipe.is_file() and any(run.folder.checkpoints.glob("*"))
         run.goes_on = has_checkpoint and before.exit_code != TrainingFailedError.exit_code
