@@ -294,6 +294,19 @@ def test_files_that_cannot_be_written_do_not_hide_that_runs_failed(out: Path, mo
     assert "1 of 2 runs are complete; adam8bit: update 2: the loss is nan" in done.error
 
 
+def test_a_record_that_cannot_be_written_loses_no_run(
+    half_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch)
+    out = shutil.copytree(half_done, tmp_path / "c")
+    before = (out / "comparison.json").read_bytes()
+    (out / ".writing-comparison.json").mkdir()
+    done = compare("--resume", "--out", out)
+    assert done.code == 9
+    assert done.error.endswith(f"then type: effcli compare --resume --out {out}")
+    assert (out / "comparison.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("flags", [("--resume",), ("adamw", "--overwrite"), ("adamw",)])
 @pytest.mark.parametrize(
     ("change", "words"),

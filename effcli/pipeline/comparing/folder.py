@@ -56,9 +56,15 @@ class ComparisonFolder:
         """Write the record, whole or not at all.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: it cannot be written; an earlier one stays, from which the comparison goes on.
         """
-        write_text(self.record, record.model_dump_json(indent=1) + "\n")
+        try:
+            write_text(self.record, record.model_dump_json(indent=1) + "\n")
+        except WriteError as error:
+            if not self.record.is_file():
+                raise
+            again = f"effcli compare --resume --out {shlex.quote(str(self.path))}"
+            raise WriteError(f"{error}; the runs are kept: make it writable or make room, then type: {again}") from error
 
 
 def saved_comparison(out: str) -> ComparisonRecord:
