@@ -64,7 +64,9 @@ class ComparisonFolder:
             if not self.record.is_file():
                 raise
             again = f"effcli compare --resume --out {shlex.quote(str(self.path))}"
-            raise WriteError(f"{error}; the runs are kept: make it writable or make room, then type: {again}") from error
+            raise WriteError(
+                f"{error}; the runs are kept: make it writable or make room, then type: {again}"
+            ) from error
 
 
 def saved_comparison(out: str) -> ComparisonRecord:
