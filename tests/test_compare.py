@@ -141,6 +141,12 @@ def test_what_two_optimizers_are_refused_for_is_not_tried_with_a_third(
     assert attempts(saved(out)) == [("adamw", "failed", 2), ("adafactor", "failed", 2), ("adam8bit", "missing", 1)]
 
 
+def test_what_memory_ran_out_for_twice_is_tried_with_a_third(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch, {"adamw": "out of memory", "adam8bit": "out of memory"})
+    assert compare("adamw", "adam8bit", "adafactor", "--out", out).code == 5
+    assert attempts(saved(out)) == [("adamw", "failed", 5), ("adam8bit", "failed", 5), ("adafactor", "completed", 0)]
+
+
 def test_seeds_share_a_name_and_make_a_mean(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_runs(monkeypatch)
     document = compare("adamw", "adam8bit", "--seeds", 2, "--seed", 7, "--out", out, "--json").record

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from effcli.data.files import refuse_missing
-from effcli.errors import DataError, TrainingFailedError
+from effcli.errors import DataError, DeviceError, MissingExtraError, TrainingFailedError, UnreachableError, UsageError
 from effcli.files import remove_folder
 from effcli.measure.comparison_record import Attempt, ComparisonRecord, compared
 from effcli.measure.reading import read_record
@@ -32,6 +32,8 @@ from effcli.spec import RunSpec, build_spec
 
 _OWN_WAY = re.compile(r", (then )?continue with (the same command and )?--resume$")
 """How a failure ends that tells a run of its own how to go on."""
+_REFUSALS = {error.exit_code for error in (UsageError, DataError, MissingExtraError, DeviceError, UnreachableError)}
+"""Exit codes of what is refused before training, whatever the optimizer takes."""
 
 
 def compare(
@@ -207,7 +209,7 @@ class _Comparing:
         )
         if run.attempt.status == "failed":
             progress.note(f"{run.wanted.name}: {run.attempt.failure}")
-            self.refusals += [str(run.attempt.failure)] if run.record is None else []
+            self.refusals += [str(run.attempt.failure)] if run.attempt.exit_code in _REFUSALS else []
 
     def _fail_alike(self) -> bool:
         """Return whether two runs failed before training for one reason, which the others will hardly escape."""
