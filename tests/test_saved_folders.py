@@ -59,6 +59,11 @@ def test_a_trainer_checkpoint_is_read_and_an_output_folder_gives_its_newest(tmp_
     assert "a Trainer checkpoint that was saved without its optimizer" in refused(tmp_path)
 
 
+def test_a_folder_that_is_a_checkpoint_of_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").symlink_to(tmp_path)
+    assert "holds no optimizer state" in refused(tmp_path)
+
+
 def test_accelerates_folder_of_several_optimizers_gives_the_first_and_names_the_others(tmp_path: Path) -> None:
     for name in ("optimizer.bin", "optimizer_1.bin", "optimizer_10.bin", "optimizer_2.bin"):
         write(tmp_path / name, lr=0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +36,21 @@ class Location:
     notes: tuple[str, ...] = ()
 
 
+Look = Callable[[Path, list[str]], Location | None]
+
+
 def find_in_folder(folder: Path) -> Location:
     """Return what holds the optimizer state of a folder.
 
     Raises:
         DataError: nothing does, or several things do.
     """
+    return _found(folder, (*_LOOKS, _output))
+
+
+def _found(folder: Path, looks: Sequence[Look]) -> Location:
     names = _names(folder)
-    for look in _LOOKS:
+    for look in looks:
         place = look(folder, names)
         if place is not None:
             return place
@@ -153,12 +160,12 @@ def _output(folder: Path, names: list[str]) -> Location | None:
     checkpoints.sort(key=lambda name: -_number(_CHECKPOINT, Path(name).name))
     for passed, name in enumerate(checkpoints):
         with suppress(DataError):
-            place = find_in_folder(folder / name)
+            place = _found(folder / name, _LOOKS)
             note = f"Newest of {count(len(checkpoints), 'checkpoint')}: {Path(name).name}."
             if passed:
                 note = f"Newest with an optimizer state of {count(len(checkpoints), 'checkpoint')}: {Path(name).name}."
             return Location(path=place.path, kind=place.kind, format=place.format, notes=(note, *place.notes))
-    return find_in_folder(folder / checkpoints[0])  # which says why none of them has any
+    return _found(folder / checkpoints[0], _LOOKS)  # which says why none of them has any
 
 
 def _number(pattern: re.Pattern[str], name: str) -> int:
@@ -166,14 +173,7 @@ def _number(pattern: re.Pattern[str], name: str) -> int:
     return int(match[1]) if match else -1
 
 
-_LOOKS: tuple[Callable[[Path, list[str]], Location | None], ...] = (
-    _sharded,
-    _own,
-    _whole,
-    _ranks,
-    _deepspeed,
-    _output,
-)
+_LOOKS: tuple[Look, ...] = (_sharded, _own, _whole, _ranks, _deepspeed)
 
 
 def _instead(folder: Path, names: list[str]) -> str:
