@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import Any
 
 from effcli.optim.entry import OptimizerEntry, Schedule
 from effcli.optim.hyper import DEFAULT_MIN_8BIT_SIZE, default_hyper, flag_of
+from effcli.packages import is_installed
 from effcli.units import Basis, ParamInfo, Placement, Role, StateTensor
 
 REFERENCE_SHAPE = (4096, 4096)
@@ -134,7 +134,7 @@ def overview(entry: OptimizerEntry, shape: tuple[int, int] = REFERENCE_SHAPE) ->
         summary=entry.summary,
         package=package,
         pip=entry.pip,
-        installed=importlib.util.find_spec(package.partition(".")[0]) is not None,
+        installed=is_installed(package),
         devices=entry.devices,
         statistics={dtype: _statistics(layout, shape) for dtype, layout in layouts.items()},
         state_bytes=state_bytes,

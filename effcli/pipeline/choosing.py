@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from effcli.memory.plan import MemoryPlan
 from effcli.memory.state import predict_state
 from effcli.models.attention import FLASH, check_attention
 from effcli.models.flags import ALL_LINEAR
+from effcli.packages import is_installed
 from effcli.pipeline.chosen_recipe import check_out, write_chosen
 from effcli.pipeline.estimating import Described, describe
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
@@ -183,7 +183,7 @@ def _ways_out(closest: Planned, question: _Question, given: Room, space: Space) 
         yield _way("--precision bf16-pure", question, replace(candidate, precision="bf16-pure"))
     model = question.spec.model
     untouched = model.lora_r is None and not model.freeze and not model.stable_embedding
-    if untouched and importlib.util.find_spec("peft") is not None:
+    if untouched and is_installed("peft"):
         adapters = {"lora_r": ADAPTER_RANK, "lora_targets": (ALL_LINEAR,)}
         adapted = question.spec.model_copy(update={"model": model.model_copy(update=adapters)})
         yield _way(f"--lora-r {ADAPTER_RANK} --lora-targets {ALL_LINEAR}", _question(adapted, given), candidate)
