@@ -204,6 +204,7 @@ def wrapped(inner: bytes) -> bytes:
             + b"cbuiltins\nfrozenset\nh\x00\x85R" * 100 + b"e.",
             "far more memory",
         ),
+        "empty sets": (b"\x80\x04](" + b"\x8f" * 1_300_000 + b"e.", "far more memory"),
         "wrappers": (
             b"\x80\x02" + META + b"q\x000"
             + b"".join(wrapped(text("a") + b"h%c" % n + text("b") + b"h%c" % n) + b"q%c0" % (n + 1) for n in range(40))

@@ -25,6 +25,7 @@ MAX_STEPS = 10_000_000
 """Each may make an object of 60 bytes, and takes a microsecond."""
 _MAX_NUMBER_BITS = 512
 _MAX_NAME_LENGTH = 1024
+_BYTES_PER_CONTAINER = 216  # of an empty set, the largest
 _MAX_CLASSES = 1000  # each takes a kilobyte, those of optimizers are a handful
 _VALUES = frozenset(
     ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
@@ -116,6 +117,7 @@ class Machine:
         elif name in _FIXED:
             stack.append(_FIXED[name])
         elif name in _NEW:
+            self._spend(_BYTES_PER_CONTAINER)
             stack.append(_NEW[name]())
         elif name in _ACTIONS:
             _ACTIONS[name](self)
@@ -204,10 +206,14 @@ class Machine:
             raise RefusedPickleError("its pickle calls something that is no function")
         if name not in self._known:
             raise RefusedPickleError(f"it asks to run '{safe(name, 80)}'")
-        self._room -= sum(map(weight_of, arguments))
-        if self._room < 0:  # a value that is passed again and again takes the memory of many
-            raise RefusedPickleError("it would take far more memory than its size")
+        self._spend(sum(map(weight_of, arguments)))
         return self._known[name](*arguments)
+
+    def _spend(self, num_bytes: int) -> None:
+        """Take bytes off those that are left: a value that is passed again and again takes the memory of many."""
+        self._room -= num_bytes
+        if self._room < 0:
+            raise RefusedPickleError("it would take far more memory than its size")
 
     def _newobj(self) -> None:
         arguments = self._stack.pop()
