@@ -215,7 +215,7 @@ def test_layers_lie_above_each_other_as_in_a_training_run(tmp_path: Path) -> Non
         (("adamm",), 2, "unknown optimizer 'adamm'. Did you mean 'adam'?"),
         (("adamw", "adamw,lrr=3"), 2, "optimizer 'adamw' takes no 'lrr'"),
         (("adamw,lr=x",), 2, "--lr (optim.lr): 'x' is not a number"),
-        (("adamw,lr",), 2, "'lr' is no setting of one optimizer; write keys and values, as in adamw,lr=1e-4"),
+        (("adamw,lr",), 2, "'lr' is no setting with a value of one optimizer; write KEY=VALUE, as in adamw,lr=1e-4"),
         (("adamw,lr=1,lr=2",), 2, "'lr' is given twice"),
         (("adamw,beta1=1.5",), 2, "--beta1 (optim.beta1): 1.5 is not below 1"),
         (("--batch-size", "0"), 2, "--batch-size"),

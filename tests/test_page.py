@@ -106,7 +106,8 @@ def test_no_text_of_a_record_names_a_field_of_a_chart(hostile: str) -> None:
 
 def test_the_headline_holds_measured_bytes_against_those_of_the_first(three: str) -> None:
     assert headline_of(three) == (
-        "Of adamw's 501.89 MiB of optimizer state, adafactor held 0.00136 (697.69 KiB) and adam8bit 0.255 (127.80 MiB)."
+        "Of adamw's 501.89 MiB of optimizer state, adafactor held 0.00136 of it (697.69 KiB); "
+        "adam8bit 0.255 (127.80 MiB)."
     )
     assert "distilbert-base-cased, 65,783,042 trained parameters" in three
 
@@ -150,6 +151,12 @@ def test_a_result_that_is_no_number_is_shown_and_not_sorted_by(tmp_path: Path) -
     assert 'data-value="nan"' not in page
 
 
+def test_the_headline_holds_no_model_against_another(tmp_path: Path) -> None:
+    other = comparisons.run("adafactor", model=records.model("gpt2"))
+    told = headline_of(page_of(comparisons.comparison([comparisons.run("adamw"), other]), tmp_path))
+    assert told == "Optimizer state held: adamw 501.89 MiB; adafactor 697.69 KiB."
+
+
 def test_of_many_optimizers_the_headline_names_the_ends(tmp_path: Path) -> None:
     runs = [comparisons.run("adamw")]
     for place, state_bytes in enumerate((300, 100, 400, 200)):
@@ -157,7 +164,7 @@ def test_of_many_optimizers_the_headline_names_the_ends(tmp_path: Path) -> None:
         run = runs[0].model_copy(update={"optimizer": other})
         runs.append(run.model_copy(update={"measured": records.measured(run)}))
     told = headline_of(page_of(comparisons.comparison(runs), tmp_path))
-    assert "other1 held 0.199 (100.00 MiB) and other2 0.797 (400.00 MiB)" in told
+    assert "other1 held 0.199 of it (100.00 MiB); other2 0.797 (400.00 MiB)" in told
     assert "other0" not in told
 
 

@@ -447,10 +447,12 @@ def test_an_encoding_without_blocks_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
     assert "+-0.0136" in text
 
 
-def test_quiet_leaves_out_the_notes_and_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
-    record = comparisons.one_failed()
+def test_quiet_leaves_out_what_runs_said_and_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
+    record = comparisons.one_failed().model_copy(update={"notes": ("The first losses differ.",)})
     assert "All weights are random" in shown(capsys, record)
-    assert "All weights are random" not in shown(capsys, record, quiet=True)
+    quiet = shown(capsys, record, quiet=True)
+    assert "All weights are random" not in quiet
+    assert "The first losses differ." in quiet
     emit_comparison(record, json=True, quiet=False)
     text = capsys.readouterr().out
     assert ComparisonRecord.model_validate_json(text) == record

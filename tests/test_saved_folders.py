@@ -115,7 +115,7 @@ def test_a_run_without_checkpoints_and_a_comparison_say_what_to_do(tmp_path: Pat
     run = tmp_path / "adamw"
     run.mkdir()
     (run / "record.json").write_text("{}")
-    assert "a run of effcli with no checkpoint, so no optimizer state: train with --save-every" in refused(run)
+    assert "a run of effcli with no checkpoint, so no optimizer state (`effcli compare` keeps" in refused(run)
     (tmp_path / "comparison.json").write_text("{}")
     assert refused(tmp_path).endswith("holds the runs of a comparison; give one of them: adamw")
 

@@ -36,8 +36,9 @@ _LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 
 
 def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool, folder: str | None = None) -> None:
-    """Print what was compared, memory, speed and results, and what did not end; `notes` adds what the runs said.
+    """Print what was compared, memory, speed and results, what did not end, and what makes numbers incomparable.
 
+    `notes` adds what the runs said.
     `folder` is where the comparison lies, for the command that completes it.
     """
     record = _with_short_names(record)
@@ -54,8 +55,7 @@ def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool
         _unfinished(record),
         fact_grid(_to_type(record, folder)),
     ]
-    if notes:
-        parts.append(fact_grid(("note", note) for note in notes_of(record)))
+    parts.append(fact_grid(("note", note) for note in (notes_of(record) if notes else record.notes)))
     print_parts(parts, console)
 
 

@@ -32,8 +32,10 @@ def headline(names: Sequence[Named]) -> str:
     if _state_bytes(first) == 0:
         beside = listed([_plainly(named) for named in _told(others)], last="and")
         return f"{first.short} {held} no optimizer state; {beside}."
+    if len(_models(names)) > 1:
+        return f"Optimizer state {held}: {'; '.join(_plainly(named) for named in (first, *_told(others)))}."
     told = [_beside(named, first, "" if place else f"{held} ") for place, named in enumerate(_told(others))]
-    return f"Of {first.short}'s {amount(_state_bytes(first))} of optimizer state, {listed(told, last='and')}."
+    return f"Of {first.short}'s {amount(_state_bytes(first))} of optimizer state, {'; '.join(told)}."
 
 
 def title_of(names: Sequence[Named]) -> str:
@@ -97,7 +99,8 @@ def _beside(named: Named, first: Named, verb: str) -> str:
     share = _state_bytes(named) / _state_bytes(first)
     if share == 0:
         return f"{named.short} {verb}none"
-    return f"{named.short} {verb}{ratio(share)} ({amount(_state_bytes(named))})"
+    of_it = " of it" if verb else ""
+    return f"{named.short} {verb}{ratio(share)}{of_it} ({amount(_state_bytes(named))})"
 
 
 def _plainly(named: Named) -> str:
@@ -121,6 +124,10 @@ def _peak(named: Named) -> str:
     return f" and took {number(speed, 3)} seconds an update" if speed is not None else ""
 
 
+def _models(names: Sequence[Named]) -> list[str]:
+    return list(dict.fromkeys(plain(run.model.name) for named in names for _, run, _ in named.runs))
+
+
 def _model(names: Sequence[Named]) -> str:
-    models = list(dict.fromkeys(plain(run.model.name) for named in names for _, run, _ in named.runs))
+    models = _models(names)
     return "no model" if not models else models[0] if len(models) == 1 else f"{len(models)} models"

@@ -111,7 +111,7 @@ def emit_search(record: SearchRecord, json: bool, quiet: bool) -> None:
 def emit_comparison(
     record: ComparisonRecord, json: bool, quiet: bool, folder: str | None = None, *, said: bool = False
 ) -> None:
-    """Write a comparison to stdout: one JSON document, or the tables; `quiet` leaves out the notes.
+    """Write a comparison to stdout: one JSON document, or the tables; `quiet` leaves out what runs said.
 
     `folder` is where the comparison lies, None where it is saved nowhere. What its runs `said` on stderr when it came
     up is left out on a terminal, as in `emit`.

@@ -87,7 +87,8 @@ def _own(folder: Path, names: list[str]) -> Location | None:
     store = CheckpointStore(run.checkpoints, keep=1)
     paths, newest = store.paths(), store.newest_intact_path()
     if newest is None:
-        what = "only damaged checkpoints" if paths else "no checkpoint, so no optimizer state: train with --save-every"
+        without = "no checkpoint, so no optimizer state (`effcli compare` keeps those of complete runs with --keep 1)"
+        what = "only damaged checkpoints" if paths else without
         raise DataError(f"'{folder}' is a run of effcli with {what}")
     passed = len(paths) - 1 - paths.index(newest)
     damaged = (f"{count(passed, 'newer checkpoint')} passed over as damaged.",) if passed else ()

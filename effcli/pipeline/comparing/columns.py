@@ -49,7 +49,7 @@ def column_of(text: str) -> Column:
         key = key.strip().replace("-", "_")
         if not (key and equals) or key in _WRITTEN_APART:
             raise UsageError(
-                f"'{text}': '{setting}' is no setting of one optimizer; write keys and values, as in "
+                f"'{text}': '{setting}' is no setting with a value of one optimizer; write KEY=VALUE, as in "
                 f"{entry.name},lr=1e-4,weight_decay=0.1"
             )
         if key in _SEVERAL:

@@ -78,6 +78,8 @@ def how_drawn(names: Sequence[Named]) -> str:
     span = " to ".join(f"{window:,}" for window in dict.fromkeys((windows[0], windows[-1])))
     lines = f"mean of the last {span} updates; faint: each update" if windows[-1] > 1 else "each update"
     text = f"Lines: {lines}; dots: evaluation loss."
+    if any(seeded.run.measured and seeded.run.measured.profiled for named in names for seeded in named.runs):
+        text += " The profiled update's seconds are left out."
     most = points_per_run(sum(len(named.runs) for named in names))
     if lengths[-1] <= most:
         return text
