@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from effcli import pipeline
+from effcli.cli.boundary import interrupt_on_signals
 from effcli.errors import InterruptedRunError
 from effcli.files import DRAFT
+from effcli.interruption import forget_interruption
 from effcli.report.progress import QuietProgress
 from tests.commands import saved_weights
 from tests.jobs import ENGINES
@@ -200,3 +204,30 @@ def test_a_run_that_was_stopped_while_its_model_was_saved_is_completed(
     assert record.status == "completed"
     assert len(record.history) == 10
     assert saved_weights(tmp_path / "o")
+
+
+@pytest.mark.parametrize("stage", ["data", "weights"])
+def test_a_signal_before_training_stops_the_run_also_where_a_library_catches_what_it_raises(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = {"data": "effcli.pipeline.prepare.load_tables", "weights": "effcli.pipeline.running.training.build"}[stage]
+    module, _, function = name.rpartition(".")
+    real = getattr(import_module(module), function)
+
+    def caught(*given: Any, **settings: Any) -> Any:
+        with contextlib.suppress(BaseException):  # as datasets does while it hashes a function
+            send(signal.SIGINT)
+        return real(*given, **settings)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(name, caught)
+    try:
+        interrupt_on_signals()
+        with pytest.raises(SystemExit) as stop:
+            pipeline.train(pipeline.resolve_spec(settings(tmp_path, "o", {})), progress=Told())
+    finally:
+        forget_interruption()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert stop.value.code == 130
+    assert not (tmp_path / "o" / "record.json").exists()

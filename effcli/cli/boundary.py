@@ -14,6 +14,7 @@ import typer
 
 from effcli.errors import EffcliError, UsageError, WriteError
 from effcli.files import NO_ROOM, refused_write
+from effcli.interruption import forget_interruption, interrupt
 from effcli.masking import masked
 from effcli.report.text import plain
 from effcli.units import cut
@@ -27,6 +28,7 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
 
     The traceback of an unexpected fault, without values of variables, is shown with `verbose` only.
     """
+    forget_interruption()
     try:
         code = command()
         sys.stdout.flush()  # here, where a failure is told
@@ -60,9 +62,9 @@ def interrupt_on_signals() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise what no library catches on its way, as datasets does with any exception of a loader."""
+    """Say so, and raise what hardly any library catches on its way, as datasets does with all exceptions of a loader."""
     _say("interrupted; what was saved before is intact")
-    raise SystemExit(128 + number)
+    interrupt(number)
 
 
 def _fault(error: Exception, verbose: bool) -> int:

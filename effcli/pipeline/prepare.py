@@ -16,6 +16,7 @@ from effcli.devices import check_precision, refuse_many_processes, resolve_devic
 from effcli.engines.compiling import check_compiles
 from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
+from effcli.interruption import stop_if_interrupted
 from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
 from effcli.models.lengths import longest_target
@@ -85,6 +86,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
         for sentence in sentences:
             notes.append(sentence)
             progress.note(sentence)
+        stop_if_interrupted()
 
     settled = _settle(spec)
     spec = settled.spec

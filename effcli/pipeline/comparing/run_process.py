@@ -15,6 +15,7 @@ from typing import Any
 
 from effcli.errors import EffcliError, InterruptedRunError, WriteError
 from effcli.files import NO_ROOM, refused_write
+from effcli.interruption import interrupt
 from effcli.masking import masked
 from effcli.pipeline.comparing.run_events import ENDED, READY, EventWriter
 from effcli.streams import bear_lost_streams, leave_out_advice
@@ -68,8 +69,8 @@ def _told(error: Exception) -> tuple[str, int]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise what no library catches on its way."""
-    raise SystemExit(128 + number)
+    """Raise what hardly any library catches on its way."""
+    interrupt(number)
 
 
 def _stop_as_if_interrupted() -> None:

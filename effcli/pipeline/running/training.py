@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
+from effcli.interruption import stop_if_interrupted
 from effcli.measure.record import OutOfMemoryFacts, RunRecord
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
@@ -135,6 +136,7 @@ def _run(
     record = record.model_copy(update={"notes": (*record.notes, *notes), "out_of_memory": attempt.failures})
     for note in (*built.weight_notes, *built.notes, expectation(record), *peak_sentences(record), *notes):
         progress.note(note)
+    stop_if_interrupted()
     run = Run(
         RunParts(
             prepared=prepared,
