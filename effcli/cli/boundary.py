@@ -62,7 +62,7 @@ def interrupt_on_signals() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Say so, and raise what hardly any library catches on its way, as datasets does with all exceptions of a loader."""
+    """Say so, and raise what hardly any library catches, as datasets does with all exceptions of a loader."""
     _say("interrupted; what was saved before is intact")
     interrupt(number)
 
