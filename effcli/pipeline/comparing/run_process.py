@@ -13,8 +13,8 @@ import traceback
 from types import FrameType
 from typing import Any
 
-from effcli.errors import EffcliError, InterruptedRunError, WriteError
-from effcli.files import NO_ROOM, refused_write
+from effcli.endings import ending_of, has_traceback
+from effcli.errors import InterruptedRunError
 from effcli.interruption import interrupt
 from effcli.masking import masked
 from effcli.pipeline.comparing.run_events import ENDED, READY, EventWriter
@@ -39,8 +39,9 @@ def main() -> None:
         events.send(ENDED, status="interrupted", failure="stopped before training", exit_code=code)
         raise
     except Exception as error:
-        failure, code = _told(error)
-        if job["verbose"] and (not isinstance(error, EffcliError) or error.__cause__ is not None):
+        text, code = ending_of(error)
+        failure = masked(" ".join(text.split()))
+        if job["verbose"] and has_traceback(error):
             sys.stderr.write(masked(traceback.format_exc()))
         status = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
         events.send(ENDED, status=status, failure=failure, exit_code=code)
@@ -54,18 +55,6 @@ def _train(job: dict[str, Any], events: EventWriter) -> None:
 
     spec = build_spec(job["spec"])
     pipeline.train(spec, progress=events, resume=job["resume"], overwrite=job["overwrite"])
-
-
-def _told(error: Exception) -> tuple[str, int]:
-    """Return one line about what ended a run, without secrets, and its exit code; see `effcli.errors`."""
-    text, code = str(error), 1
-    if isinstance(error, EffcliError):
-        code = error.exit_code
-    elif (number := refused_write(error)) in NO_ROOM and number is not None:
-        text, code = f"could not write the output: {os.strerror(number)}", WriteError.exit_code
-    else:
-        text = f"unexpected fault, {type(error).__name__}: {error} (a bug of effcli; --verbose shows where)"
-    return masked(" ".join(text.split())), code
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
