@@ -50,6 +50,7 @@ class Basis(StrEnum):
     EXACT = "exact"
     TRACED = "traced"
     PROBED = "probed"
+    LEARNT = "learnt"
     ASSUMED = "assumed"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from effcli.measure.device_record import NvmlFacts
 from effcli.measure.record import (
     Baselines,
     BatchFacts,
@@ -12,7 +13,6 @@ from effcli.measure.record import (
     GroupFacts,
     Measured,
     ModelFacts,
-    NvmlFacts,
     OptimizerFacts,
     RunRecord,
     StateAmount,

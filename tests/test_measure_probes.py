@@ -293,7 +293,7 @@ class Driver:
 def test_a_run_on_a_cpu_asks_no_driver() -> None:
     for device in (None, torch.device("cpu")):
         facts = read_nvml(device, nvml=Driver(init=AssertionError))
-        assert facts.device_used_bytes is None
+        assert facts.device.peak_bytes is None
         assert facts.reason == "the run was on cpu, not on an NVIDIA GPU"
 
 
@@ -301,7 +301,7 @@ def test_a_run_on_a_cpu_asks_no_driver() -> None:
 def test_the_driver_counts_device_and_process(uuid: str) -> None:
     driver = Driver(processes=[(1, 5), (os.getpid(), 16 * 2**30)], uuid=uuid)
     facts = read_nvml(CUDA, nvml=driver, uuid="1")
-    assert (facts.device_used_bytes, facts.process_used_bytes, facts.reason) == (17 * 2**30, 16 * 2**30, None)
+    assert (facts.device.peak_bytes, facts.process.peak_bytes, facts.reason) == (17 * 2**30, 16 * 2**30, None)
     assert driver.shutdowns == 1
 
 
@@ -318,7 +318,7 @@ def test_the_driver_counts_device_and_process(uuid: str) -> None:
 def test_a_driver_that_does_not_start_is_a_reason_and_is_not_shut_down(error: type, expected: str) -> None:
     driver = Driver(init=error)
     facts = read_nvml(CUDA, nvml=driver, uuid="1")
-    assert (facts.device_used_bytes, facts.process_used_bytes) == (None, None)
+    assert (facts.device.peak_bytes, facts.process.peak_bytes) == (None, None)
     assert expected in facts.reason
     assert driver.shutdowns == 0
 
@@ -330,7 +330,7 @@ def test_a_driver_that_does_not_start_is_a_reason_and_is_not_shut_down(error: ty
 def test_a_device_that_does_not_answer_is_a_reason(error: type, expected: str) -> None:
     driver = Driver(memory=error)
     facts = read_nvml(CUDA, nvml=driver, uuid="1")
-    assert facts.device_used_bytes is None
+    assert facts.device.peak_bytes is None
     assert expected in facts.reason
     assert driver.shutdowns == 1
 
@@ -350,8 +350,8 @@ def test_an_unknown_device_is_a_reason() -> None:
 )
 def test_a_process_without_a_number_is_neither_zero_nor_huge(processes: Any, expected: str) -> None:
     facts = read_nvml(CUDA, nvml=Driver(processes=processes), uuid="1")
-    assert (facts.device_used_bytes, facts.process_used_bytes) == (17 * 2**30, None)
-    assert expected in facts.reason
+    assert (facts.device.peak_bytes, facts.process.peak_bytes) == (17 * 2**30, None)
+    assert expected in facts.process.reason
 
 
 def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,5 +362,5 @@ def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_the_real_library_without_a_gpu_gives_a_reason() -> None:
     facts = read_nvml(CUDA)
-    assert facts.device_used_bytes is None
+    assert facts.device.peak_bytes is None
     assert facts.reason

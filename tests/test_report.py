@@ -14,7 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from effcli.cli.report import report
-from effcli.measure.record import EvalFacts, MemoryPlan, NvmlFacts, ProfiledUpdate, RunRecord, StateAmount
+from effcli.measure.device_record import Amount, NvmlFacts
+from effcli.measure.record import EvalFacts, MemoryPlan, ProfiledUpdate, RunRecord, StateAmount
 from effcli.report.output import emit
 from tests import plans, records
 
@@ -50,7 +51,7 @@ def large_language_model() -> RunRecord:
         ),
         environment={"device": "cuda:0", "device_name": "NVIDIA H200", "out": LONG},
     )
-    nvml = NvmlFacts(device_used_bytes=140 * 2**30, process_used_bytes=139 * 2**30)
+    nvml = NvmlFacts(device=Amount(peak_bytes=140 * 2**30), process=Amount(peak_bytes=139 * 2**30))
     return records.completed(
         plan,
         measured=records.measured(plan, peak_allocated_bytes=131_073_741_824, nvml=nvml),
@@ -232,7 +233,7 @@ def test_on_cuda_the_peak_is_the_allocators_and_the_driver_is_shown_apart(capsys
 
 def test_a_driver_without_process_numbers_shows_the_device_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     plan = records.planned()
-    nvml = NvmlFacts(device_used_bytes=2**30, reason="per process: n/a (the driver doesn't report it)")
+    nvml = NvmlFacts(device=Amount(peak_bytes=2**30), reason="per process: n/a (the driver doesn't report it)")
     text = shown(capsys, records.completed(plan, measured=records.measured(plan, nvml=nvml)))
     assert "whole device 1.00 GiB; per process: n/a (the driver doesn't report it)" in one_line(text)
     assert "this process" not in text

@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.record import NvmlFacts
+from effcli.measure.device_record import Amount, NvmlFacts
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,10 @@ def read_nvml(device: torch.device | None, *, nvml: Any = None, uuid: str | None
         handle = _handle(nvml, uuid or _uuid(device))
         device_used = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
         process_used, reason = _process_bytes(nvml, handle)
-        return NvmlFacts(device_used_bytes=device_used, process_used_bytes=process_used, reason=reason)
+        return NvmlFacts(
+            device=Amount(peak_bytes=device_used, last_bytes=device_used),
+            process=Amount(peak_bytes=process_used, last_bytes=process_used, reason=reason),
+        )
     except Exception as error:
         return NvmlFacts(reason=_explain(error))
     finally:

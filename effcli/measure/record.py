@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from effcli.facts import Fact
+from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
 from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 from effcli.units import StateAmount
 
 SCHEMA_VERSION = 1
 Status = Literal["planned", "completed", "interrupted", "failed"]
-Doing = Literal["loading", "forward", "backward", "step", "evaluation"]
-"""Parts of a run in which memory may run out."""
 
 
 class ModelFacts(Fact):
@@ -28,7 +29,11 @@ class ModelFacts(Fact):
 
 
 class OptimizerFacts(Fact):
-    """The optimizer's state as predicted before the run."""
+    """The optimizer's state as predicted before the run.
+
+    `placements` are its bytes by where they lie (device, host, paged). `allocator_state_bytes` are what torch's CUDA
+    allocator counts for those on the device, in blocks of 512 bytes; None where that is not predicted.
+    """
 
     name: str
     state_bytes: int
@@ -36,6 +41,8 @@ class OptimizerFacts(Fact):
     rule_of_thumb_bytes: int | None
     basis: str
     tensors: dict[str, StateAmount]
+    placements: dict[str, int] = Field(default_factory=dict)
+    allocator_state_bytes: int | None = None
     by_parameter: dict[str, int] | None = None
     total_before_activations_bytes: int
     plan: MemoryPlan | None = None
@@ -95,14 +102,6 @@ class EvalFacts(Fact):
     eval_perplexity: float | None = None
 
 
-class NvmlFacts(Fact):
-    """Reading of the driver, or the reason why there is none."""
-
-    device_used_bytes: int | None = None
-    process_used_bytes: int | None = None
-    reason: str | None = None
-
-
 class WeightChangeFacts(Fact):
     """Trained bfloat16 weights that a run changed, compared with its start weights.
 
@@ -139,9 +138,10 @@ class Measured(Fact):
     """What the run really took.
 
     `weights_bytes` and `gradients_bytes` are read before the first step that is not skipped; `peak_allocated_bytes` is
-    CUDA's counter, on a CPU that of the `profiled` update, None where none was profiled. `parameters_without_state` are
-    those that the optimizer holds no state for, where it has one for others. `skipped_updates` counts those of the
-    whole history, `weight_changes` is None unless weights are trained in bfloat16.
+    CUDA's counter, on a CPU that of the `profiled` update, None where none was profiled. `allocator` is None on a CPU.
+    `parameters_without_state` are those that the optimizer holds no state for, where it has one for others.
+    `skipped_updates` counts those of the whole history, `weight_changes` is None unless weights are trained in
+    bfloat16.
     """
 
     weights_bytes: int | None
@@ -153,6 +153,7 @@ class Measured(Fact):
     peak_allocated_bytes: int | None
     profiled: ProfiledUpdate | None = None
     peak_rss_bytes: int
+    allocator: AllocatorFacts | None = None
     nvml: NvmlFacts
     skipped_updates: int = 0
     weight_changes: WeightChangeFacts | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.record import Doing
+from effcli.measure.device_record import Doing
 
 if TYPE_CHECKING:
     import torch

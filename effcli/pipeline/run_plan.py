@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from effcli.engines.base import Progress
-    from effcli.measure.record import Doing, OutOfMemoryFacts
+    from effcli.measure.device_record import Doing
+    from effcli.measure.record import OutOfMemoryFacts
     from effcli.pipeline.prepare import Prepared
     from effcli.pipeline.running.profiled_window import MicroBatch, Window
 

@@ -12,7 +12,7 @@ from effcli.units import Basis, Category, StateAmount
 if TYPE_CHECKING:
     from effcli.memory.plan import MemoryPlan
 
-_FIRMEST_FIRST = (Basis.EXACT, Basis.TRACED, Basis.PROBED, Basis.ASSUMED)
+_FIRMEST_FIRST = (Basis.EXACT, Basis.TRACED, Basis.PROBED, Basis.LEARNT, Basis.ASSUMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from effcli.measure.record import NvmlFacts, RunRecord
+from effcli.measure.device_record import NvmlFacts
+from effcli.measure.record import RunRecord
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.peak import change_table, peak_facts, phase_table
@@ -140,7 +141,7 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
 
 
 def _nvml(nvml: NvmlFacts) -> str:
-    used = [(nvml.process_used_bytes, "this process"), (nvml.device_used_bytes, "whole device")]
+    used = [(nvml.process.peak_bytes, "this process"), (nvml.device.peak_bytes, "whole device")]
     parts = [f"{what} {format_bytes(number)}" for number, what in used if number is not None]
     if nvml.reason or not parts:
         parts.append(nvml.reason or "no reading")

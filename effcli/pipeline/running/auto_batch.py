@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from effcli.measure.record import BatchSizes, Doing
+from effcli.measure.device_record import Doing
+from effcli.measure.record import BatchSizes
 from effcli.memory.fit import largest_divisor
 
 if TYPE_CHECKING:

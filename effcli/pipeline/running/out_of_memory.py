@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from effcli.devices import available_bytes
 from effcli.errors import OutOfMemoryError, TraceError
+from effcli.measure.device_record import Doing
 from effcli.measure.peak import cuda_peak_allocated_bytes, cuda_peak_reserved_bytes, peak_rss_bytes
-from effcli.measure.record import BatchSizes, Doing, OutOfMemoryFacts
+from effcli.measure.record import BatchSizes, OutOfMemoryFacts
 from effcli.memory.fit import is_enough
 from effcli.memory.plan import MemoryPlan
 from effcli.pipeline.run_plan import FailurePlan, RunPlanner
