@@ -26,6 +26,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HOME"] = CACHE
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["NO_COLOR"] = "1"
+os.environ["EFFCLI_HISTORY"] = "off"  # neither to be written to nor to be learnt from
 for name in ("HF_TOKEN", "WORLD_SIZE", "RANK", "LOCAL_RANK", "FORCE_COLOR", "COLUMNS"):
     os.environ.pop(name, None)
 
