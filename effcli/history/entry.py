@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from effcli.facts import Fact
+
+SCHEMA_VERSION = 1
+
+_Bytes = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+_Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
 class Pair(Fact):
     """An amount in bytes as predicted and as measured; None where that side is missing."""
 
-    predicted_bytes: int | None = None
-    measured_bytes: int | None = None
+    predicted_bytes: _Bytes | None = None
+    measured_bytes: _Bytes | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Return predicted less measured, as a share of measured; None where either is missing or nothing was measured.
+
+        It is positive where too much was predicted.
+        """
+        if self.predicted_bytes is None or not self.measured_bytes:
+            return None
+        return (self.predicted_bytes - self.measured_bytes) / self.measured_bytes
 
 
 class HistoryEntry(Fact):
     """One run. `card` is the device as torch names it, None on a CPU; `date` is in ISO 8601 with the time zone.
 
-    `pairs` have the names `optimizer_state`, `peak_allocated`, `peak_reserved`, `context` and `process`, as far as they
-    were measured. `context_how` says how the context was measured where that was second best; nothing is learnt of it.
+    `status` says how the run ended. `pairs` have the names `optimizer_state`, `peak_allocated`, `peak_reserved`,
+    `context` and `process`, as far as they were measured. `context_how` says how the context was measured where that
+    was second best, or what else is in it; nothing is learnt of it then.
     """
 
-    schema_version: int = 1
-    date: str
+    schema_version: int = SCHEMA_VERSION
+    date: _Date
     effcli: str
+    status: str = "completed"
     device: str
     card: str | None = None
     driver_version: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from effcli.facts import Fact
 from effcli.measure.estimate_record import GpuFacts
 from effcli.measure.record import SCHEMA_VERSION, BatchFacts, ModelFacts
+from effcli.units import Basis
 
 
 class Configuration(Fact):
@@ -39,6 +40,7 @@ class SearchRecord(Fact):
 
     `allowed_bytes` is what the card has less the margin. `closest` is the configuration that takes least, and
     `ways_out` what would make it fit, where none does. `recipe` is the file that the chosen one was written to.
+    `context_bytes` are in every need, and `context_source` says what they were learnt from where they were.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -52,6 +54,9 @@ class SearchRecord(Fact):
     max_target_length: int | None = None
     tried: dict[str, tuple[str, ...]]
     num_predictions: int
+    context_bytes: int | None = None
+    context_basis: str = Basis.ASSUMED
+    context_source: str | None = None
     assumed: tuple[str, ...]
     configurations: tuple[Configuration, ...]
     closest: Configuration | None = None

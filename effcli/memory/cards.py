@@ -23,7 +23,9 @@ from effcli.units import GIB, KIB, MIB, listed
 CARDS = "cards.json"
 
 CONTEXT_BYTES = 504_658_657
-"""What a process holds on the device beside the allocator: driver state and loaded kernels. Assumed for every card.
+"""What a process holds on the device beside the allocator: driver state and loaded kernels.
+
+Assumed for every card, unless `effcli.history.context` has learnt it from runs.
 
 0.47 GiB is the figure for torch 2.1 with CUDA 12.1 on an A100 (stas00/ml-engineering, training/performance). Near it
 are 426 MiB for torch 2.10 with CUDA 13.0 on an RTX 6000 Ada (unslothai/unsloth-zoo, pull request 1053) and "around
@@ -96,8 +98,7 @@ def find_card(text: str) -> Card:
     Raises:
         UsageError: no card is called so, or several are.
     """
-    wanted = _compact(text)
-    found = _by_form().get(wanted, ())
+    wanted, found = _compact(text), cards_called(text)
     if len(found) == 1:
         return found[0]
     if found:
@@ -107,6 +108,11 @@ def find_card(text: str) -> Card:
     near = list(dict.fromkeys(card.key for form in close for card in _by_form()[form]))[:3]
     meant = f" Did you mean {listed(near, last='or')}?" if near else ""
     raise UsageError(f"no card '{text}' is known.{meant} `effcli gpus` lists all; or write an amount such as 24GiB")
+
+
+def cards_called(text: str) -> tuple[Card, ...]:
+    """Return the cards that a key or a name can mean, as in `find_card`; none where no card is called so."""
+    return _by_form().get(_compact(text), ())
 
 
 def parse_budget(text: str) -> Budget:

@@ -60,6 +60,7 @@ class MemoryPlan(Fact):
 
     `phases` are those of a later update, when the optimizer state exists throughout; `first_phases` those of the first.
     `peak_update` says which of the two holds the peak. `device_total_bytes` is reserved + context: the need.
+    `context_source` says in words what a learnt context was learnt from.
     """
 
     phases: dict[str, PhaseBytes]
@@ -71,6 +72,7 @@ class MemoryPlan(Fact):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     context_bytes: int | None = None
+    context_source: str | None = None
     device_total_bytes: int | None = None
     budget_bytes: int | None = None
     fits: Fits | None = None

@@ -11,9 +11,9 @@ from typing import Any
 from effcli.devices import weights_dtype
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec, build_estimate_spec
+from effcli.history.context import Context, context_for
 from effcli.measure.record import BatchFacts
 from effcli.measure.search_record import Configuration, SearchRecord, Way
-from effcli.memory.cards import CONTEXT_BYTES
 from effcli.memory.plan import MemoryPlan
 from effcli.memory.state import predict_state
 from effcli.models.attention import FLASH, check_attention
@@ -40,6 +40,7 @@ class _Question:
     spec: EstimateSpec
     described: Described
     predictor: Predictor
+    context: Context
 
     def plan(self, candidate: Candidate) -> MemoryPlan:
         """Return the plan of a configuration."""
@@ -54,8 +55,7 @@ class _Question:
         )
         at = candidate.optimizer
         choice = Choice.of(self.described.entries[at], self.described.settled[at], self.spec.optim[at])
-        limits = Limits(budget_bytes=None, context_bytes=CONTEXT_BYTES)
-        return plan_memory(self.predictor, settings, choice, limits)
+        return plan_memory(self.predictor, settings, choice, Limits.of(budget_bytes=None, context=self.context))
 
 
 def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence[str] = ()) -> SearchRecord:
@@ -97,6 +97,9 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
         max_target_length=question.spec.data.max_target_length,
         tried={"optimizers": tuple(entry.name for entry in described.entries), "precisions": tuple(space.precisions)},
         num_predictions=found.num_predictions,
+        context_bytes=question.context.num_bytes,
+        context_basis=question.context.basis,
+        context_source=question.context.source,
         assumed=ASSUMED,
         configurations=tuple(_configuration(planned, question, given.gpu.num_bytes) for planned in found.fitting),
         closest=None if found.fitting else _configuration(found.closest, question, given.gpu.num_bytes),
@@ -144,6 +147,7 @@ def _question(spec: EstimateSpec, given: Room) -> _Question:
         spec=spec,
         described=described,
         predictor=Predictor(estimated(described.known, spec), target("cuda", given.capability)),
+        context=context_for(given.card.key if given.card else None),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from effcli.estimate_spec import EstimateSpec
-from effcli.memory.cards import CONTEXT_BYTES
+from effcli.history.context import context_for
 from effcli.memory.plan import MemoryPlan
 from effcli.models.known import KnownModel
 from effcli.optim.entry import Hyper, OptimizerEntry
@@ -29,7 +29,10 @@ def plans(
     predictor = Predictor(estimated(known, spec), target(loop.device, given.capability))
     data = spec.data
     settings = Settings.of(loop, max_length=data.max_length or 0, max_target_length=data.max_target_length)
-    limits = Limits(budget_bytes=given.num_bytes, context_bytes=CONTEXT_BYTES if loop.device == "cuda" else 0)
+    limits = Limits.of(
+        budget_bytes=given.num_bytes,
+        context=context_for(given.card.key if given.card else None) if loop.device == "cuda" else None,
+    )
     found: list[MemoryPlan] = []
     for entry, hyper, optim in zip(entries, settled, spec.optim, strict=True):
         choice = Choice.of(entry, hyper, optim)

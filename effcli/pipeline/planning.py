@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from effcli.history.context import Context
 from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, largest_divisor, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
 from effcli.memory.replay import LivePart, Moment, Replay, phases, timeline
@@ -29,6 +30,20 @@ class Limits:
 
     budget_bytes: int | None
     context_bytes: int
+    context_basis: Basis = Basis.ASSUMED
+    context_source: str | None = None
+
+    @classmethod
+    def of(cls, *, budget_bytes: int | None, context: Context | None) -> Limits:
+        """Return the limits with a context as it is known; None where there is none, as on a CPU."""
+        if context is None:
+            return cls(budget_bytes=budget_bytes, context_bytes=0)
+        return cls(
+            budget_bytes=budget_bytes,
+            context_bytes=context.num_bytes,
+            context_basis=context.basis,
+            context_source=context.source,
+        )
 
 
 def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits: Limits) -> MemoryPlan:
@@ -43,17 +58,18 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
     played = _played(predictor, settings, choice, limits)
     steps = predictor.steps(settings, choice)
     device_total_bytes = played.reserved_bytes + limits.context_bytes
-    basis = _basis(choice.entry, steps.basis if played.peak.phase is Phase.STEP else Basis.TRACED)
+    basis = _basis(choice.entry, steps.basis if played.peak.phase is Phase.STEP else Basis.TRACED, limits)
     return MemoryPlan(
         phases=phases(played, LATER),
         first_phases=phases(played, FIRST),
-        basis=_basis(choice.entry, steps.basis),
+        basis=_basis(choice.entry, steps.basis, limits),
         device=predictor.device,
         peak_phase=played.peak.phase,
         peak_update="first" if played.peak.update == FIRST else "later",
         peak_allocated_bytes=played.peak.total_bytes,
         peak_reserved_bytes=played.reserved_bytes,
         context_bytes=limits.context_bytes,
+        context_source=limits.context_source,
         device_total_bytes=device_total_bytes,
         budget_bytes=limits.budget_bytes,
         fits=_fits(device_total_bytes, limits),
@@ -196,14 +212,14 @@ def _unreached(parameters: Sequence[ParamInfo]) -> Iterator[str]:
         yield f"The task gives {names} no gradient ({num_bytes}): the peak has neither gradients nor state of theirs."
 
 
-def _basis(entry: OptimizerEntry, temporaries: Basis) -> dict[str, str]:
+def _basis(entry: OptimizerEntry, temporaries: Basis, limits: Limits) -> dict[str, str]:
     return {
         Category.WEIGHTS: Basis.EXACT,
         Category.GRADIENTS: Basis.EXACT,
         Category.OPTIMIZER_STATE: entry.basis,
         Category.ACTIVATIONS: Basis.TRACED,
         Category.TEMPORARIES: temporaries,
-        "context": Basis.ASSUMED,
+        "context": limits.context_basis,
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from effcli.devices import available_bytes
 from effcli.errors import TraceError
-from effcli.memory.cards import CONTEXT_BYTES
+from effcli.history.context import context_for
 from effcli.memory.fit import SPARE
 from effcli.memory.plan import Change, MemoryPlan
 from effcli.pipeline.planning import LATER, Limits, combined_changes, plan_memory, with_changes, with_largest_batch
@@ -40,12 +40,12 @@ class FailurePlan:
 
 def _present_limits(device: torch.device) -> Limits:
     """Return what the device has free now for a run."""
-    context_bytes = CONTEXT_BYTES if device.type == "cuda" else 0
+    import torch
+
+    context = context_for(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     free_bytes = available_bytes(device)
-    return Limits(
-        budget_bytes=None if free_bytes is None else free_bytes + context_bytes,  # the context is there already
-        context_bytes=context_bytes,
-    )
+    there_bytes = context.num_bytes if context else 0  # what is free comes beside the context
+    return Limits.of(budget_bytes=None if free_bytes is None else free_bytes + there_bytes, context=context)
 
 
 class RunPlanner:

@@ -82,7 +82,8 @@ def peak_facts(plan: MemoryPlan) -> Iterable[tuple[str, str]]:
     if plan.device != "cpu" and plan.peak_reserved_bytes is not None and plan.context_bytes is not None:
         reserved = _with_basis(plan, "reserved", plan.peak_reserved_bytes, Basis.TRACED)
         yield "reserved", f"{reserved}: what the caching allocator takes from the device for that"
-        context = _with_basis(plan, "context", plan.context_bytes, Basis.ASSUMED)
+        basis = plan.context_source or plan.basis.get("context", Basis.ASSUMED)
+        context = f"{format_bytes(plan.context_bytes)} ({basis})"
         yield "context", f"{context}: CUDA itself and the kernels it loads"
         if plan.device_total_bytes is not None:
             yield "device", f"{format_bytes(plan.device_total_bytes)} = reserved + context: what must be free"

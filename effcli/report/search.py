@@ -71,7 +71,8 @@ def _configurations(record: SearchRecord) -> Table:
 def _explanations(record: SearchRecord) -> Iterable[tuple[str, str]]:
     if record.configurations:
         yield "batch", "rows per micro-batch x micro-batches per update; smaller micro-batches fit as well"
-        yield "device", "what must be free: tensors at the peak, the allocator's reserve (traced), CUDA (assumed)"
+        context = record.context_source or record.context_basis
+        yield "device", f"what must be free: tensors at the peak, the allocator's reserve (traced), CUDA ({context})"
         yield "assumed", f"about speed: {'; '.join(record.assumed)}"
         flags = record.configurations[(record.chosen or 1) - 1].flags
         learnt = record.model.task in get_args(Task)

@@ -1,0 +1,114 @@
+"""Keeps a run that has ended in the history."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from effcli.files import at_home
+from effcli.history.entry import HistoryEntry, Pair
+from effcli.history.file import OFF, VARIABLE, append, history_file, why
+from effcli.units import Placement, cut
+
+if TYPE_CHECKING:
+    from effcli.measure.record import Measured, RunRecord
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_LONGEST_NAME = 100
+
+
+def remember(record: RunRecord) -> str | None:
+    """Keep a run in the history; return in a sentence why that could not be, None where it was kept or is not to be.
+
+    Runs that made no update are not kept, nor is one that begins again with a smaller batch: that is another record.
+    """
+    if record.measured is None or _begins_again(record):
+        return None
+    path: Path | None = None
+    try:
+        path = history_file()
+        if path is not None:
+            append(path, entry_of(record, datetime.now().astimezone()).model_dump_json().encode())
+    except OSError as error:
+        where = f"'{path}': " if path else ""
+        return f"The history does not have this run: {where}{why(error)}. {VARIABLE}={OFF} keeps none."
+    return None
+
+
+def entry_of(record: RunRecord, now: datetime) -> HistoryEntry:
+    """Return the line of a run that has been measured and ended at `now`.
+
+    It names neither data nor folders nor the machine; of a model in a folder it has the last part of the name.
+    """
+    environment, loop, measured = record.environment, record.spec.get("loop", {}), record.measured
+    device = str(environment.get("device", ""))
+    on_cuda = device.startswith("cuda")
+    assert measured is not None
+    return HistoryEntry(
+        date=now.isoformat(timespec="seconds"),
+        effcli=str(environment.get("effcli", "")),
+        status=record.status,
+        device=device,
+        card=_text(str(environment.get("device_name"))) if on_cuda else None,
+        driver_version=measured.nvml.driver_version,
+        torch=(environment.get("packages") or {}).get("torch"),
+        model=_model_name(record.model.name),
+        optimizer=_text(record.optimizer.name),
+        engine=str(loop.get("engine", "")),
+        precision=str(loop.get("precision", "")),
+        batch=f"{record.batch.micro} x {record.batch.accum}",
+        pairs=_pairs(record, measured),
+        context_how=_context_how(record, measured),
+    )
+
+
+def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
+    """Return what was measured, each with what was predicted for it.
+
+    The context is that of the last reading, when nothing is allocated any more: the driver and the allocator are asked
+    one after the other, and meanwhile a run takes more.
+    """
+    plan, allocator, nvml = record.optimizer.plan, measured.allocator, measured.nvml
+    amounts = {
+        "optimizer_state": (record.optimizer.state_bytes, measured.optimizer_state_bytes),
+        "peak_allocated": (record.comparable_planned_peak_bytes, measured.peak_allocated_bytes),
+        "peak_reserved": (
+            plan.peak_reserved_bytes if plan else None,
+            allocator.peak_reserved_bytes if allocator else None,
+        ),
+        "context": (plan.context_bytes if plan else None, nvml.context.last_bytes),
+        "process": (plan.device_total_bytes if plan else None, nvml.process.peak_bytes),
+    }
+    return {
+        name: Pair(predicted_bytes=predicted, measured_bytes=amount)
+        for name, (predicted, amount) in amounts.items()
+        if amount is not None
+    }
+
+
+def _context_how(record: RunRecord, measured: Measured) -> str | None:
+    context = measured.nvml.context
+    if context.how is None and context.last_bytes is not None and record.optimizer.placements.get(Placement.PAGED):
+        return "with what the optimizer's paged state has on the device"
+    return context.how
+
+
+def _begins_again(record: RunRecord) -> bool:
+    last = record.out_of_memory[-1] if record.out_of_memory else None
+    return record.status == "failed" and last is not None and last.next_sizes is not None
+
+
+def _model_name(name: str) -> str:
+    """Return the name of a model as it was given, of a folder the last part alone."""
+    folder = at_home(name)
+    if folder.exists() or ("/" in name and not _HUB_ID.fullmatch(name)) or "\\" in name or name.startswith((".", "~")):
+        name = Path(os.path.abspath(folder)).name
+    return _text(name)
+
+
+def _text(name: str) -> str:
+    """Return a name of bearable length that can be encoded."""
+    return cut(name.encode(errors="backslashreplace").decode(), _LONGEST_NAME)
