@@ -96,7 +96,7 @@ class ParamInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTensor:
-    """One entry of the optimizer's state for one parameter.
+    """One tensor of the optimizer's state for one parameter, in a storage of its own; several may have one key.
 
     `key` is the upstream name (`exp_avg`, `state1`, ...). `num_elements` follows the counting rule of
     `effcli.state_entries`: quantisation constants count 0, a Python number under `step` counts 1.

@@ -218,7 +218,9 @@ def test_paged_state_is_on_no_tape_of_a_gpu_and_is_named() -> None:
     tapes = traced("paged-adamw32bit", FEW, "cuda")
     in_torch = {event.source for event in tapes.first.events if isinstance(event, Alloc) and event.kind == STATE}
     assert in_torch == {param.name for param in FEW if param.num_elements < 100_000}
-    assert tapes.notes == ("paged-adamw32bit: 1.00 MiB of its state are paged, outside torch's allocator.",)
+    assert tapes.notes == (
+        "paged-adamw32bit: 1.00 MiB of its state lie in paged (managed) memory, outside torch's allocator.",
+    )
 
 
 def test_an_optimizer_without_the_implementation_is_refused() -> None:

@@ -31,8 +31,9 @@ class ModelFacts(Fact):
 class OptimizerFacts(Fact):
     """The optimizer's state as predicted before the run.
 
-    `placements` are its bytes by where they lie (device, host, paged). `allocator_state_bytes` are what torch's CUDA
-    allocator counts for those on the device, in blocks of 512 bytes; None where that is not predicted.
+    `placements` are its bytes by where they lie (device, host, paged); on a CPU all lie on the device.
+    `allocator_state_bytes` are what torch's CUDA allocator counts for those on the device, in blocks of 512 bytes, of
+    which those above 1 MiB may be up to 1 MiB larger; None where that is not predicted.
     """
 
     name: str

@@ -7,9 +7,23 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from effcli.errors import UsageError
+from effcli.memory.caching_allocator import BLOCK_BYTES
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import check_overrides, values_for
-from effcli.units import Basis, ParamInfo, Placement, Role, StateAmount, StateTensor
+from effcli.units import (
+    Basis,
+    ParamInfo,
+    Placement,
+    Role,
+    StateAmount,
+    StateTensor,
+    format_bytes,
+    format_count,
+    rounded_up,
+)
+
+PAGED_MEMORY = "paged (managed) memory, outside torch's allocator"
+"""Where the driver moves pages between host and device as they are used, and counts those that are on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +31,11 @@ class StateSummary:
     """State of one optimizer after its first update; `basis` says where the layouts come from.
 
     `by_parameter` and `shared_bytes` (tables that all parameters point to) add up to `state_bytes`, as do `tensors`
-    and `placements`; a parameter without state is not in `by_parameter`. `num_quantised` of `num_parameters` trainable
-    parameters, with `quantised_elements` of `parameter_elements`, hold their state in fewer bits.
+    and `placements`, those of training on CUDA; a parameter without state is not in `by_parameter`.
+    `allocator_state_bytes` is what torch's CUDA allocator counts for the state on the device: each tensor in blocks of
+    512 bytes, host and paged ones left out; None where only a probe says what there is. Above 1 MiB the allocator may
+    hand out a block that is up to 1 MiB larger, which depends on what was free. `num_quantised` of `num_parameters`
+    trainable parameters, with `quantised_elements` of `parameter_elements`, hold their state in fewer bits.
     """
 
     basis: Basis
@@ -28,6 +45,7 @@ class StateSummary:
     by_parameter: dict[str, int]
     shared_bytes: int
     placements: dict[Placement, int]
+    allocator_state_bytes: int | None
     num_parameters: int
     num_quantised: int
     parameter_elements: int
@@ -52,6 +70,7 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
     elements: Counter[str] = Counter()
     key_bytes: Counter[str] = Counter()
     placements: Counter[Placement] = Counter()
+    allocated_bytes = 0
     by_parameter: dict[str, int] = {}
     shared: dict[str, int] = {}
     quantised: list[int] = []
@@ -74,6 +93,8 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
             elements[tensor.key] += tensor.num_elements
             key_bytes[tensor.key] += tensor.num_bytes
             placements[tensor.placement] += tensor.num_bytes
+            if tensor.placement is Placement.DEVICE:
+                allocated_bytes += rounded_up(tensor.num_bytes, BLOCK_BYTES)
     return StateSummary(
         basis=entry.basis,
         state_bytes=key_bytes.total(),
@@ -82,8 +103,21 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
         by_parameter=by_parameter,
         shared_bytes=sum(shared.values()),
         placements={placement: num_bytes for placement, num_bytes in placements.items() if num_bytes},
+        allocator_state_bytes=None if entry.basis is Basis.PROBED else allocated_bytes,
         num_parameters=len(trainable),
         num_quantised=len(quantised),
         parameter_elements=sum(param.num_elements for param in trainable),
         quantised_elements=sum(quantised),
+    )
+
+
+def paged_note(entry: OptimizerEntry, state: StateSummary) -> str | None:
+    """Return how much of a paged optimizer's state is paged on CUDA, and where that lies; None for any other."""
+    if entry.paged_from is None:
+        return None
+    if paged_bytes := state.placements.get(Placement.PAGED, 0):
+        return f"{entry.name}: {format_bytes(paged_bytes)} of its state lie in {PAGED_MEMORY}."
+    return (
+        f"{entry.name}: none of its state lies in {PAGED_MEMORY}: no trained parameter has "
+        f"{format_count(entry.paged_from)} elements."
     )

@@ -91,6 +91,8 @@ class OptimizerEntry:
     live together, beside gradient and state, at the highest moment of its update. None where a step can be traced."""
     basis: Basis = Basis.EXACT
     """Where the layout comes from: a law, or a probe of the class."""
+    paged_from: int | None = None
+    """Elements of a parameter from which its state is paged on CUDA; None where none ever is."""
     cpu_note: str | None = None
     """What differs on a CPU and should be said aloud."""
 

@@ -18,7 +18,7 @@ from effcli.measure.record import ModelFacts
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.plan import MemoryPlan
-from effcli.memory.state import StateSummary, predict_state
+from effcli.memory.state import StateSummary, paged_note, predict_state
 from effcli.models.attention import check_attention
 from effcli.models.flags import check_model_flags
 from effcli.models.known import KnownModel, known_model
@@ -80,12 +80,20 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         tied=described.shapes.tied,
         peak=peak_facts(spec, given) if spec.asks_for_peak else None,
         optimizers=tuple(
-            optimizer_facts(entry, hyper, state, described.model, plan=plan, per_parameter=per_layer)
+            optimizer_facts(
+                entry,
+                hyper,
+                state,
+                described.model,
+                device=spec.loop.device,
+                plan=plan,
+                per_parameter=per_layer,
+            )
             for entry, hyper, state, plan in zip(*each, plans, strict=True)
         ),
         layers=layer_amounts(parameters, states) if per_layer else (),
         largest=largest_tensors(parameters, states, top),
-        notes=(*notes, *_state_notes(*each, parameters)),
+        notes=(*notes, *_state_notes(*each, parameters, device=spec.loop.device)),
     )
 
 
@@ -133,10 +141,14 @@ def _state_notes(
     settled: Sequence[Hyper],
     states: Sequence[StateSummary],
     parameters: Sequence[ParamInfo],
+    *,
+    device: str,
 ) -> tuple[str, ...]:
-    """Return what should be said about overrides and about 8-bit states; one optimizer stands for all 8-bit ones."""
+    """Return what should be said about overrides, paging and 8-bit states; one optimizer stands for all 8-bit ones."""
     each = list(zip(entries, settled, states, strict=True))
     notes = dict.fromkeys(note for entry, hyper, _ in each for note in override_notes(entry, hyper))
+    if device == "cuda":
+        notes |= dict.fromkeys(filter(None, (paged_note(entry, state) for entry, _, state in each)))
     eight_bit = (eight_bit_note(entry, parameters, hyper, state) for entry, hyper, state in each)
     return (*notes, *islice(filter(None, eight_bit), 1))
 

@@ -17,10 +17,11 @@ from effcli.measure.record import (
     RunRecord,
 )
 from effcli.memory.plan import MemoryPlan, exact_plan
+from effcli.memory.state import paged_note
 from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
 from effcli.pipeline.amounts import model_facts, optimizer_facts
-from effcli.units import format_bytes
+from effcli.units import Placement, format_bytes
 
 if TYPE_CHECKING:
     from effcli.pipeline.build import Built
@@ -42,19 +43,24 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
         task=prepared.problem.task,
         parameters=built.parameters,
     )
-    plan = plan or exact_plan(
-        weights_bytes=model.weights_bytes,
-        gradients_bytes=model.gradients_bytes,
-        optimizer_state_bytes=built.state.state_bytes,
-        accum=loop.accum,
-        state_basis=built.state.basis,
-    )
+    optimizer = optimizer_facts(prepared.entry, built.hyper, built.state, model, device=prepared.device.type)
+    notes: tuple[str, ...] = plan.notes if plan else ()
+    if plan is None:
+        plan = exact_plan(
+            weights_bytes=model.weights_bytes,
+            gradients_bytes=model.gradients_bytes,
+            optimizer_state_bytes=optimizer.placements.get(Placement.DEVICE, 0),
+            accum=loop.accum,
+            state_basis=built.state.basis,
+        )
+        paged = paged_note(prepared.entry, built.state) if prepared.device.type == "cuda" else None
+        notes = (paged,) if paged else ()
     return RunRecord(
         command="train",
         spec=prepared.spec.model_dump(mode="json"),
         environment=environment(prepared, out),
         model=model,
-        optimizer=optimizer_facts(prepared.entry, built.hyper, built.state, model, plan=plan),
+        optimizer=optimizer.model_copy(update={"plan": plan}),
         batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
         groups=tuple(
             GroupFacts(
@@ -73,7 +79,7 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
         ),
         total_updates=prepared.total_updates,
         baselines=_baselines(prepared),
-        notes=(*prepared.notes, *built.weight_notes, *built.notes, *plan.notes),
+        notes=(*prepared.notes, *built.weight_notes, *built.notes, *notes),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from effcli.errors import UsageError, first_line
-from effcli.memory.state import StateSummary, predict_state
+from effcli.memory.state import StateSummary, paged_note, predict_state
 from effcli.memory.tape import Alloc, StepTapes
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.groups import is_decayed
@@ -16,7 +16,7 @@ from effcli.trace.kernels import Kernels
 from effcli.trace.stand_in import StandIn, laws_of
 from effcli.trace.step_recorder import Build, Rehearsal
 from effcli.trace.step_tapes import STATE, Numbering
-from effcli.units import Basis, ParamInfo, Placement, format_bytes, listed
+from effcli.units import Basis, ParamInfo, Placement, listed
 
 
 def trace_update(
@@ -43,7 +43,8 @@ def trace_update(
         raise UsageError("nothing to train: every parameter of the model is frozen; narrow --freeze")
     groups = _groups(params.values(), weight_decay)
     state = predict_state(entry, params.values(), hyper)
-    notes = _notes(entry, state, device)
+    paged = paged_note(entry, state) if device == "cuda" else None
+    notes = [paged] if paged else []
 
     def filled(tensors: Mapping[str, torch.nn.Parameter]) -> list[dict[str, Any]]:
         return [{**group, "params": [tensors[name] for name in group["names"]]} for group in groups]
@@ -103,10 +104,3 @@ def _on_device(state: StateSummary, device: str) -> int:
 def _state_bytes(tapes: StepTapes) -> int:
     events = (*tapes.built.events, *tapes.first.events)
     return sum(event.num_bytes for event in events if isinstance(event, Alloc) and event.kind == STATE)
-
-
-def _notes(entry: OptimizerEntry, state: StateSummary, device: str) -> list[str]:
-    paged_bytes = state.placements.get(Placement.PAGED, 0) if device == "cuda" else 0
-    if not paged_bytes:
-        return []
-    return [f"{entry.name}: {format_bytes(paged_bytes)} of its state are paged, outside torch's allocator."]

@@ -94,12 +94,15 @@ def _layout(param: ParamInfo, hyper: Hyper) -> tuple[StateTensor, ...]:
     rows, columns = param.shape
     size = width(param)
     sides = _sides(rows, columns, hyper["proj_type"])
-    length = sum({"left": rows, "right": columns}[side] for side in sides)
+    lengths = [{"left": rows, "right": columns}[side] for side in sides]
     num_kept = min(rows, columns) if size == 4 else rank
     projected = (rank if "left" in sides else rows) * (rank if "right" in sides else columns)
     return (
         PYTHON_STEP,
-        StateTensor(key="projector", num_elements=rank * length, num_bytes=num_kept * length * size),
+        *(
+            StateTensor(key="projector", num_elements=rank * length, num_bytes=num_kept * length * size)
+            for length in lengths
+        ),
         sized("exp_avg", projected, size),
         sized("exp_avg_sq", projected, size),
     )

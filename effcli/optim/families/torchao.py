@@ -72,11 +72,11 @@ def _layout(bits: int, map_bytes: int) -> Callable[[ParamInfo, Hyper], tuple[Sta
         moments = ("exp_avg", "exp_avg_sq")
         if not _is_quantised(param, hyper):
             return (TORCH_STEP, *(full(key, param) for key in moments))
-        constant_bytes = 4 * (num_elements // block_size) + map_bytes
+        constants = [4 * (num_elements // block_size), *([map_bytes] if map_bytes else [])]
         quantised: list[StateTensor] = [TORCH_STEP]
         for key in moments:
             quantised.append(StateTensor(key=key, num_elements=num_elements, num_bytes=num_elements * bits // 8))
-            quantised.append(constant(key, constant_bytes))
+            quantised += (constant(key, num_bytes) for num_bytes in constants)
         return tuple(quantised)
 
     return layout

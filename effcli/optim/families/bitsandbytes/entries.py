@@ -9,7 +9,7 @@ from typing import Any, Literal
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.families.bitsandbytes.build import block_wise_builder
 from effcli.optim.families.bitsandbytes.families import FAMILIES, Family
-from effcli.optim.families.bitsandbytes.state import blockwise_formula, blockwise_layout
+from effcli.optim.families.bitsandbytes.state import PAGED_FROM, blockwise_formula, blockwise_layout
 from effcli.optim.families.bitsandbytes.workspace import blockwise_workspace
 
 _BITS: tuple[Literal[8, 32], ...] = (8, 32)
@@ -47,6 +47,7 @@ def _entry(family: Family, bits: Literal[8, 32], *, paged: bool) -> OptimizerEnt
         build=block_wise_builder(f"{'Paged' if paged else ''}{family.class_name}", family.arguments),
         state_layout=partial(blockwise_layout, states=family.states, paged=paged),
         step_workspace=partial(blockwise_workspace, family=family.name),
+        paged_from=PAGED_FROM if paged else None,
         cpu_note=(
             f"{name}: bitsandbytes pages on CUDA only; on a CPU its state is ordinary memory of the same size."
             if paged

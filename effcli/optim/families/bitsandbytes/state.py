@@ -10,7 +10,7 @@ BLOCK_SIZE = 256
 """Elements under one absmax: `blocksize` in upstream's `init_state`, which no argument changes."""
 _MAP_BYTES = 256 * 4
 """A code table: the float32 value of each of the 256 codes of 8 bit."""
-_PAGED_FROM = 100_000
+PAGED_FROM = 100_000
 """Elements below which upstream's `get_state_buffer` leaves a state of a paged optimizer unpaged."""
 
 
@@ -34,7 +34,7 @@ def blockwise_layout(
             key=f"state{number}",
             num_elements=multiple * num_elements,
             num_bytes=multiple * num_elements * (1 if quantised else 4),
-            placement=Placement.PAGED if paged and num_elements >= _PAGED_FROM else Placement.DEVICE,
+            placement=Placement.PAGED if paged and num_elements >= PAGED_FROM else Placement.DEVICE,
         )
         for number, multiple in enumerate(states, start=1)
     ]
