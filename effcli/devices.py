@@ -90,14 +90,19 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the bytes that the device has free now; on a CPU what the system can give this process, None if unknown.
-
-    In a Linux container the control group may allow less than the machine has, and `ulimit -v` less than that.
-    """
+    """Return the bytes that the device has free now; on a CPU see `available_to_process`."""
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
+    return available_to_process()
+
+
+def available_to_process() -> int | None:
+    """Return the bytes of main memory that the system can give this process now; None if unknown.
+
+    In a Linux container the control group may allow less than the machine has, and `ulimit -v` less than that.
+    """
     amounts = (_available_to_system(), _left_in_group(), _left_of_address_space())
     return min((amount for amount in amounts if amount is not None), default=None)
 

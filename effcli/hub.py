@@ -13,6 +13,8 @@ from effcli.errors import UnreachableError, UsageError, chain
 
 PROBE_TIMEOUT_S = 2.0
 OFFLINE = "HF_HUB_OFFLINE"
+ENDPOINT = "HF_ENDPOINT"
+DEFAULT_ENDPOINT = "https://huggingface.co"
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
@@ -21,14 +23,12 @@ def go_offline_if_unreachable() -> bool:
 
     Without this, huggingface_hub (2.4) retries every file for more than 20 seconds when there is no network.
     """
-    if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
+    if is_offline():
         return False
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    if any(os.environ.get(name) for name in PROXIES):
+    if proxy_variable() is not None:
         return True  # the proxy resolves the name, so a direct connection proves nothing
     try:
-        address = (endpoint.hostname or "", endpoint.port or (80 if endpoint.scheme == "http" else 443))
-        socket.create_connection(address, timeout=PROBE_TIMEOUT_S).close()
+        connect()
     except OSError:
         os.environ[OFFLINE] = "1"
         for name in ("huggingface_hub.constants", "datasets.config"):  # both read the variable when imported
@@ -36,6 +36,32 @@ def go_offline_if_unreachable() -> bool:
                 sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
         return False
     return True
+
+
+def is_offline() -> bool:
+    """Return whether the hub must not be asked, because `HF_HUB_OFFLINE` says so."""
+    return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def proxy_variable() -> str | None:
+    """Return the name of the environment variable that sends requests through a proxy; None where none does."""
+    return next((name for name in PROXIES if os.environ.get(name)), None)
+
+
+def endpoint() -> str:
+    """Return the address of the hub, which `HF_ENDPOINT` may change."""
+    return os.environ.get(ENDPOINT, DEFAULT_ENDPOINT)
+
+
+def connect() -> None:
+    """Connect to the hub once, within `PROBE_TIMEOUT_S` and the time that its name takes to be resolved.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    address = urlsplit(endpoint())
+    host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
+    socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
 
 
 @contextmanager
