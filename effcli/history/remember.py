@@ -85,7 +85,7 @@ def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
     return {
         name: Pair(predicted_bytes=predicted, measured_bytes=amount)
         for name, (predicted, amount) in amounts.items()
-        if amount is not None
+        if amount is not None and amount >= 0  # a difference of readings that do not belong together is no amount
     }
 
 

@@ -21,6 +21,7 @@ from effcli.engines.surroundings import isolated_from_caller
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, WriteError
 from effcli.files import write_folder, write_text
+from effcli.history.remember import remember
 from effcli.masking import masked
 from effcli.measure.peak import reset_cuda_peak
 from effcli.measure.record import OutOfMemoryFacts, RunRecord, UpdateFacts
@@ -253,6 +254,8 @@ class Run:
         if late := self._tracking.notes[len(known) :]:
             record = record.model_copy(update={"notes": (*record.notes, *late)})
             self._write(record)
+        if not_kept := remember(record):
+            self._progress.note(not_kept)
         return record
 
     def _write(self, record: RunRecord) -> None:
