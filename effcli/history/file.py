@@ -19,7 +19,7 @@ VARIABLE = "EFFCLI_HISTORY"
 OFF = "off"
 
 LARGEST_BYTES = 256 * KIB
-"""A file that is larger is set aside for a new one, and the one set aside before is gone. A run takes some 900."""
+"""A file that is larger is set aside for a new one, and the one set aside before is gone. A run takes 400 to 800."""
 
 _OLDER = ".1"
 _MOST_READ_BYTES = 4 * LARGEST_BYTES
