@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.forked_runs import ForkServer
 
+pytest_plugins = ["tests.nvml.standin"]
+
 CACHE = tempfile.mkdtemp(prefix="effcli-tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 

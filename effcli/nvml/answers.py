@@ -32,12 +32,15 @@ class CardIdentity:
     """One card, or one MIG instance of a card (`parent_uuid` is then that of the card).
 
     `uuid` is the driver's, with its prefix (`GPU-`, `MIG-`). `index` is the driver's number, in the order of the PCI
-    bus, which is not CUDA's; None for a MIG instance. `unreadable` says why a card cannot be asked, None where it can.
+    bus, which is not CUDA's; None for a MIG instance. `instance` are the ids of a MIG instance's GPU instance and
+    compute instance, None where the driver does not tell. `unreadable` says why a card cannot be asked, None where it
+    can; where the driver does not even give its identifier, `uuid` is empty.
     """
 
     uuid: str
     name: str | None
     index: int | None
     parent_uuid: str | None = None
+    instance: tuple[int, int] | None = None
     mig_enabled: bool = False
     unreadable: str | None = None
