@@ -38,11 +38,13 @@ class AllocatorFacts(Fact):
     `first_step_change_bytes` is what the allocated bytes rose by around the first optimizer step, around the first two
     where states are paged; None where that step did not create the state, and `first_step_reason` says why.
     `cublas_workspace_bytes` are among the allocated, None where they could not be told (`cublas_reason`).
+    `phases` are of all updates where `num_updates_seen` is None, else of that many; the peaks are of all in any case.
     """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     phases: dict[Doing, PhasePeak] = Field(default_factory=dict)
+    num_updates_seen: int | None = None
     first_step_change_bytes: int | None = None
     first_step_reason: str | None = None
     cublas_workspace_bytes: int | None = None
@@ -71,7 +73,8 @@ class NvmlFacts(Fact):
     `reason` says why there is no reading at all, or why reading ended before the run did. `device` is all that is in
     use, `process` what this process holds, `context` that less what torch's allocator had reserved at the same moment,
     `others` what is left of the device. `driver_reserved_bytes` are what the driver keeps for itself, None where it
-    does not tell; they are no part of `device`.
+    does not tell; they are no part of `device`. `mean_interval_s` is what became of `interval_s`: a sample that takes
+    much of a processor is followed by a longer wait. `num_failed` samples brought nothing and are not in `num_samples`.
     """
 
     name: str | None = None
@@ -80,7 +83,9 @@ class NvmlFacts(Fact):
     total_bytes: int | None = None
     driver_reserved_bytes: int | None = None
     interval_s: float | None = None
+    mean_interval_s: float | None = None
     num_samples: int = 0
+    num_failed: int = 0
     device: Amount = Amount()
     process: Amount = Amount()
     context: Amount = Amount()

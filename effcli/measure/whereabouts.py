@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from effcli.measure.device_record import Doing
@@ -14,11 +15,18 @@ class Whereabouts:
     """Follows a model and its optimizer through their hooks, so that a failure can be told by where it happened.
 
     `doing` is the part of the update; `rows` and `tokens` are the shape of the batch in the model, None between the
-    step and the next batch, and where a model reads no text.
+    step and the next batch, and where a model reads no text. `entered` is told of each part where work on it begins:
+    what an engine does between a step and the next forward pass, such as freeing gradients, goes with the step there.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        entered: Callable[[Doing], None] = lambda doing: None,
+    ) -> None:
         self.doing: Doing = "forward"
+        self._entered = entered
         self.rows: int | None = None
         self.tokens: int | None = None
         self._handles = [
@@ -35,13 +43,16 @@ class Whereabouts:
 
     def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.doing = "forward" if model.training else "evaluation"
+        self._entered(self.doing)
         self.rows, self.tokens = shape_of(args, kwargs)
 
     def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
         self.doing = "backward" if model.training else "evaluation"
+        self._entered(self.doing)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.doing = "step"
+        self._entered(self.doing)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.doing = "forward"

@@ -1,0 +1,194 @@
+"""`DeviceMonitor`: watches the CUDA device of one run, through torch's allocator and through the NVIDIA driver."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from effcli.errors import first_line
+from effcli.measure.cuda_allocator import (
+    AllocatorPhases,
+    Counters,
+    FirstSteps,
+    Peaks,
+    TorchCounters,
+    allocator_facts,
+)
+from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
+from effcli.measure.device_samples import Baseline
+from effcli.measure.sampler import PATIENCE_S, Sampler
+from effcli.nvml.answers import CardIdentity, CardReading
+from effcli.nvml.session import Card, NvmlSession, NvmlUnavailableError, find_card
+
+if TYPE_CHECKING:
+    import torch
+
+ROCM = "this is a ROCm build of torch, and the device no NVIDIA GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevice:
+    """What is asked of torch about a CUDA device.
+
+    `card_names` returns what the driver may call it, `has_context` whether this process may hold memory of a device
+    by now. `why_no_driver` says why there is no driver to ask, None where there may be one.
+    """
+
+    counters: Counters
+    card_names: Callable[[], Sequence[str]]
+    has_context: Callable[[], bool]
+    why_no_driver: str | None = None
+
+
+def cuda_device(device: torch.device) -> CudaDevice | None:
+    """Return what can be asked about a device; None where it is no CUDA device."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    from effcli.devices import card_names
+
+    return CudaDevice(
+        counters=TorchCounters(device),
+        card_names=lambda: card_names(device),
+        has_context=torch.cuda.is_initialized,
+        why_no_driver=ROCM if torch.version.hip else None,
+    )
+
+
+def read_baseline(device: torch.device, *, interval_s: float, patience_s: float = PATIENCE_S) -> Baseline | None:
+    """Return what a device has in use before this process works on it; None where nothing is sampled.
+
+    To be called before anything makes a CUDA context. Never raises, and waits `patience_s` seconds at most.
+    """
+    watched = cuda_device(device) if interval_s else None
+    if watched is None:
+        return None
+    if watched.why_no_driver is not None:
+        return Baseline(reason=watched.why_no_driver)
+    if watched.has_context():
+        return Baseline(reason="this process had used CUDA before this run began")
+    found = [Baseline(reason=f"the driver did not answer within {patience_s:g} s")]
+
+    def read() -> None:
+        found.append(_in_use(watched))
+
+    try:
+        thread = threading.Thread(target=read, name="effcli-nvml-baseline", daemon=True)
+        thread.start()
+    except RuntimeError as error:  # the system allows no more threads
+        return Baseline(reason=first_line(error))
+    thread.join(patience_s)
+    return found[-1]
+
+
+def _in_use(watched: CudaDevice) -> Baseline:
+    try:
+        with _opened(watched.card_names) as card:
+            reading = card.read()
+    except NvmlUnavailableError as error:
+        return Baseline(reason=error.reason)
+    except Exception as error:  # no fault of a reading may end a run
+        return Baseline(reason=f"{type(error).__name__}: {first_line(error)}")
+    if reading.process.num_bytes:
+        return Baseline(reason="this process held memory of the device before this run began")
+    return Baseline(used_bytes=reading.used.num_bytes, reason=reading.used.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A card of an open driver, asked about this process."""
+
+    card: Card
+    driver_version: str | None
+
+    @property
+    def identity(self) -> CardIdentity:
+        return self.card.identity
+
+    def read(self) -> CardReading:
+        return self.card.read(os.getpid())
+
+
+@contextmanager
+def _opened(card_names: Callable[[], Sequence[str]]) -> Iterator[_Opened]:
+    """Open the driver and find the card.
+
+    Raises:
+        NvmlUnavailableError: there is none.
+    """
+    with NvmlSession.open() as session:
+        yield _Opened(card=find_card(session, card_names()), driver_version=session.driver_version)
+
+
+class DeviceMonitor:
+    """Watches a device while its `with` block lasts, from before a run's model is built; inert on a CPU.
+
+    However the block is left, the thread that samples has ended then, and the driver is closed. Every run has a monitor
+    of its own: the allocator's peaks begin anew with it.
+    """
+
+    def __init__(self, device: torch.device, *, interval_s: float, baseline: Baseline | None) -> None:
+        self._device, self._interval_s = device, interval_s
+        self._watched = cuda_device(device)
+        self._phases: AllocatorPhases | None = None
+        self._first_steps: FirstSteps | None = None
+        self._sampler: Sampler | None = None
+        if self._watched is not None and interval_s and self._watched.why_no_driver is None:
+            card_names = self._watched.card_names
+            self._sampler = Sampler(
+                lambda: _opened(card_names), self._watched.counters, interval_s=interval_s, baseline=baseline
+            )
+
+    def __enter__(self) -> DeviceMonitor:
+        if self._watched is not None:
+            self._phases = AllocatorPhases(self._watched.counters)
+        if self._sampler is not None:
+            self._sampler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Sample a last time, and end the sampling. May be called more than once."""
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def enter(self, phase: Doing) -> None:
+        """Let a part of the run begin."""
+        if self._phases is not None:
+            self._phases.enter(phase)
+
+    def first_steps(self, optimizer: torch.optim.Optimizer, *, is_resumed: bool) -> FirstSteps | None:
+        """Return what watches the first step of the run's optimizer; None on a CPU. See there for when to arm it."""
+        if self._watched is None:
+            return None
+        self._first_steps = FirstSteps(self._watched.counters, optimizer, is_resumed=is_resumed)
+        return self._first_steps
+
+    def peaks(self) -> Peaks | None:
+        """Return the allocator's peaks since the monitor was entered; None on a CPU."""
+        return self._phases.peaks() if self._phases is not None else None
+
+    def allocator_facts(self) -> AllocatorFacts | None:
+        """Return what the allocator counted, None on a CPU; to be called once, when training has ended."""
+        if self._watched is None or self._phases is None:
+            return None
+        return allocator_facts(self._watched.counters, self._phases, self._first_steps)
+
+    def nvml_facts(self) -> NvmlFacts:
+        """Return what the driver said so far."""
+        if self._sampler is not None:
+            return self._sampler.facts()
+        if self._watched is None:
+            return NvmlFacts(reason=f"the run was on {self._device.type}, not on an NVIDIA GPU")
+        off = "sampling is switched off (--nvml-interval 0)"
+        return NvmlFacts(reason=self._watched.why_no_driver or off)

@@ -1,0 +1,199 @@
+"""What samples of a device add up to: the peak and the last of each amount, and the moment when most was held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from effcli.measure.device_record import Amount, DeviceMoment, NvmlFacts
+from effcli.nvml.answers import CardReading
+
+_UNKNOWN_PROCESS = "what this process holds is not known"
+_NEVER_STILL = "torch's allocator took or gave back memory during every sample"
+_TOO_LITTLE = "the driver says that this process holds less than torch has reserved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Bytes of the whole device in use before this process had a CUDA context; None, and `reason`, where not known."""
+
+    used_bytes: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the driver said, and what torch's allocator had reserved before and after that, in bytes."""
+
+    reading: CardReading
+    reserved_before_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+
+    @property
+    def is_still(self) -> bool:
+        """Return whether numbers of driver and allocator belong together: nothing was reserved or given back."""
+        return self.reserved_before_bytes == self.reserved_bytes
+
+
+class _Range:
+    """The highest and the last of an amount."""
+
+    def __init__(self) -> None:
+        self._peak_bytes: int | None = None
+        self._last_bytes: int | None = None
+
+    def add(self, num_bytes: int | None) -> None:
+        if num_bytes is not None:
+            self._peak_bytes = num_bytes if self._peak_bytes is None else max(self._peak_bytes, num_bytes)
+            self._last_bytes = num_bytes
+
+    def amount(self, reason: str | None, how: str | None = None) -> Amount:
+        """Return the amount; `reason` is why there is none, `how` where the numbers come from."""
+        if self._peak_bytes is None:
+            return Amount(reason=reason)
+        return Amount(peak_bytes=self._peak_bytes, last_bytes=self._last_bytes, how=how)
+
+
+class _Account:
+    """The amounts of samples, where what the process holds comes from one source."""
+
+    def __init__(self) -> None:
+        self.num_samples = self.num_still = 0
+        self.process, self.context, self.others = _Range(), _Range(), _Range()
+        self.highest: DeviceMoment | None = None
+        self._rank: tuple[int, bool, int] = (-1, False, -1)
+
+    def add(self, sample: Sample, process_bytes: int | None, others_bytes: int | None) -> None:
+        self.num_samples += 1
+        self.num_still += sample.is_still
+        used_bytes = sample.reading.used.num_bytes
+        context_bytes = None
+        if process_bytes is not None and sample.is_still and process_bytes >= sample.reserved_bytes:
+            context_bytes = process_bytes - sample.reserved_bytes
+        for amount, num_bytes in (
+            (self.process, process_bytes),
+            (self.context, context_bytes),
+            (self.others, others_bytes),
+        ):
+            amount.add(num_bytes)
+        held_bytes = process_bytes if process_bytes is not None else used_bytes
+        rank = (-1 if held_bytes is None else held_bytes, context_bytes is not None, sample.allocated_bytes)
+        if rank > self._rank:
+            self._rank = rank
+            self.highest = DeviceMoment(
+                allocated_bytes=sample.allocated_bytes,
+                reserved_bytes=sample.reserved_bytes,
+                context_bytes=context_bytes,
+                process_bytes=process_bytes,
+                others_bytes=others_bytes,
+                device_bytes=used_bytes,
+            )
+
+
+class Samples:
+    """Adds up samples of a device, in a few numbers however many there are.
+
+    `context` and `others` count only where the allocator had as much reserved after the driver's numbers as before
+    them. Where the driver never tells what this process holds, that is taken to be what the device has in use beyond
+    the `baseline`: only where that was read before the process had its context, and where it is never less than torch
+    has reserved; `how` says so.
+    """
+
+    def __init__(self, baseline: Baseline | None) -> None:
+        self._baseline = baseline or Baseline(reason="nothing was read before this process used the device")
+        self._told, self._beyond, self._whole = _Account(), _Account(), _Account()
+        self._device = _Range()
+        self._last: CardReading | None = None
+        self._fell_below = False
+
+    @property
+    def num_samples(self) -> int:
+        """Return how many samples were added."""
+        return self._whole.num_samples
+
+    def add(self, sample: Sample) -> None:
+        """Take one more sample in."""
+        reading, used_bytes = sample.reading, sample.reading.used.num_bytes
+        self._last = reading
+        self._device.add(used_bytes)
+        self._whole.add(sample, None, None)
+        process_bytes = reading.process.num_bytes
+        if process_bytes is not None:
+            self._told.add(sample, process_bytes, _others(sample, process_bytes))
+        elif used_bytes is not None and self._baseline.used_bytes is not None:
+            beyond_bytes = used_bytes - self._baseline.used_bytes
+            if sample.is_still and beyond_bytes < sample.reserved_bytes:
+                self._fell_below = True
+            self._beyond.add(sample, max(0, beyond_bytes), self._baseline.used_bytes)
+
+    def facts(self) -> NvmlFacts:
+        """Return the amounts, each with the reason where it is not known; no name, no interval."""
+        last = self._last
+        if last is None:
+            return NvmlFacts()
+        facts = NvmlFacts(
+            device=self._device.amount(last.used.reason),
+            total_bytes=last.total.num_bytes,
+            driver_reserved_bytes=last.driver_reserved.num_bytes,
+            num_samples=self.num_samples,
+        )
+        return facts.model_copy(update=self._parts(last))
+
+    def _parts(self, last: CardReading) -> dict[str, Any]:
+        """Return the amounts that need what the process holds, and the moment when most was held."""
+        if self._told.num_samples:
+            how = "with what the driver keeps for itself, which it does not tell apart"
+            return _parts(
+                self._told,
+                context_reason=_TOO_LITTLE if self._told.num_still else _NEVER_STILL,
+                others_reason=last.used.reason or (_TOO_LITTLE if self._told.num_still else _NEVER_STILL),
+                others_how=how if last.driver_reserved.num_bytes is None else None,
+            )
+        why = last.process.reason or _UNKNOWN_PROCESS
+        why_not = self._why_not_beyond()
+        if why_not is not None:
+            reasons = {"context_reason": _UNKNOWN_PROCESS, "others_reason": _UNKNOWN_PROCESS}
+            return _parts(self._whole, process_reason=f"{why}; {why_not}", **reasons)
+        return _parts(
+            self._beyond,
+            context_reason=_NEVER_STILL,
+            process_how=f"the whole device less what was in use before this run: {why}",
+            others_how="what was in use before this run; what others took since counts as this process's",
+        )
+
+    def _why_not_beyond(self) -> str | None:
+        """Return why the device's use beyond the baseline is not that of this process, None where it is taken so."""
+        if self._baseline.used_bytes is None:
+            return self._baseline.reason or "what was in use before is not known"
+        if not self._beyond.num_samples:
+            return "nor does it tell what the whole device has in use"
+        if self._fell_below:
+            return "the whole device less what was in use before is less than torch has reserved"
+        return None
+
+
+def _others(sample: Sample, process_bytes: int) -> int | None:
+    """Return what the device has in use beside the process, in bytes; None where the numbers don't go together."""
+    used_bytes = sample.reading.used.num_bytes
+    if used_bytes is None or not sample.is_still or used_bytes < process_bytes:
+        return None
+    return used_bytes - process_bytes
+
+
+def _parts(
+    account: _Account,
+    *,
+    process_reason: str | None = None,
+    context_reason: str | None = None,
+    others_reason: str | None = None,
+    process_how: str | None = None,
+    others_how: str | None = None,
+) -> dict[str, Any]:
+    """Return the amounts of one account by their names in the record."""
+    return {
+        "process": account.process.amount(process_reason, process_how),
+        "context": account.context.amount(context_reason, process_how),
+        "others": account.others.amount(others_reason, others_how),
+        "highest": account.highest,
+    }
