@@ -199,7 +199,7 @@ def test_on_a_cpu_the_peak_is_called_the_resident_set_of_the_process(capsys: pyt
     text = shown(capsys, records.completed())
     assert row(text, "peak resident set") == ["peak resident set", "n/a", "1.50 GiB"]
     assert "the whole process, Python and libraries included" in text
-    assert "n/a: the run was on cpu, not on an NVIDIA GPU" in text
+    assert "n/a: not on an NVIDIA GPU" in text
 
 
 @pytest.mark.parametrize(
@@ -225,18 +225,11 @@ def test_a_profiled_peak_stands_beside_the_plan_of_its_own_batches(
 def test_on_cuda_the_peak_is_the_allocators_and_the_driver_is_shown_apart(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, large_language_model())
     cells = row(text, "peak allocated")
-    assert cells == ["peak allocated", "121.07 GiB", "122.07 GiB", "+1.00 GiB", "traced"]
+    assert cells == ["peak allocated", "123,977.66 MiB", "125,001.66 MiB", "+1,024.00 MiB", "traced"]
     assert "resident set" not in text
-    assert "this process 139.00 GiB; whole device 140.00 GiB" in text
+    assert row(text, "this process") == ["this process", "n/a", "142,336.00 MiB"]
+    assert row(text, "device in use") == ["device in use", "n/a", "143,360.00 MiB"]
     assert "lower bound" not in text
-
-
-def test_a_driver_without_process_numbers_shows_the_device_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = records.planned()
-    nvml = NvmlFacts(device=Amount(peak_bytes=2**30), reason="per process: n/a (the driver doesn't report it)")
-    text = shown(capsys, records.completed(plan, measured=records.measured(plan, nvml=nvml)))
-    assert "whole device 1.00 GiB; per process: n/a (the driver doesn't report it)" in one_line(text)
-    assert "this process" not in text
 
 
 def test_scores_stand_beside_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:

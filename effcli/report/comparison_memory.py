@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from effcli.report.device_rows import runs_on_cuda
 from effcli.report.layout import ruled_table
+from effcli.report.memory_row import peak_basis
 from effcli.report.number_text import NOT_AVAILABLE, ratio
-from effcli.report.rows import peak_basis, runs_on_cuda
 from effcli.report.text import common_unit, in_unit, plain, plus_minus
 from effcli.setting_texts import mapping
 from effcli.units import Basis, Category, count, format_count, listed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from effcli.units import format_bytes
+from effcli.units import MIB, format_bytes
 
 NOT_AVAILABLE = "n/a"
 """What stands where there is no number to tell."""
@@ -13,6 +13,11 @@ NOT_AVAILABLE = "n/a"
 def amount(num_bytes: int | None) -> str:
     """Return bytes with a binary unit; NOT_AVAILABLE where there are none to tell."""
     return NOT_AVAILABLE if num_bytes is None else format_bytes(num_bytes)
+
+
+def in_mib(num_bytes: int) -> str:
+    """Return bytes in MiB, however many, so that a column can be added up; below 1 MiB with the unit that suits."""
+    return format_bytes(num_bytes) if abs(num_bytes) < MIB else f"{num_bytes / MIB:,.2f} MiB"
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from effcli.report.bars import stacked_bar
+from effcli.report.device_rows import highest_phase
 from effcli.report.layout import fact_grid, ruled_table
-from effcli.report.number_text import NOT_AVAILABLE
+from effcli.report.number_text import NOT_AVAILABLE, in_mib
 from effcli.report.skyline import skyline
 from effcli.report.text import common_unit, in_unit, plain
 from effcli.units import Basis, Category, Phase, format_bytes, format_count
@@ -19,6 +20,7 @@ from effcli.units import Basis, Category, Phase, format_bytes, format_count
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from effcli.measure.device_record import Doing, PhasePeak
     from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 
 _COLUMNS = {
@@ -128,6 +130,35 @@ def phase_table(plan: MemoryPlan) -> Table:
     if amounts:
         table.add_row("basis", *(plan.basis.get(category, "") for category in _COLUMNS), style="dim")
     return table
+
+
+def measured_phase_table(plan: MemoryPlan | None, measured: Mapping[Doing, PhasePeak]) -> Table:
+    """Return the most of each part of a run in torch's allocator, over all its times, beside the plan of any update."""
+    planned, highest = planned_phases(plan), highest_phase(measured)
+    titles = ("estimated", "measured", "difference", "reserved")
+    table = ruled_table("Most allocated in each phase; > is the peak", "phase", *titles)
+    for phase, peak in measured.items():
+        estimated, found = planned.get(phase), peak.peak_allocated_bytes
+        off = 0 if estimated is None else found - estimated
+        table.add_row(
+            f"{'> ' if phase == highest else '  '}{phase}",
+            NOT_AVAILABLE if estimated is None else in_mib(estimated),
+            in_mib(found),
+            "" if estimated is None else f"{'+' if off > 0 else ''}{in_mib(off)}",
+            in_mib(peak.peak_reserved_bytes),
+            style="bold" if phase == highest else "",
+        )
+    return table
+
+
+def planned_phases(plan: MemoryPlan | None) -> dict[str, int]:
+    """Return the highest planned bytes of each phase, whichever update they are of; nothing that is not planned."""
+    highest: dict[str, int] = {}
+    for phases in (plan.first_phases, plan.phases) if plan else ():
+        for phase, parts in phases.items():
+            if parts.total_bytes is not None:
+                highest[phase] = max(highest.get(phase, 0), parts.total_bytes)
+    return highest
 
 
 def change_table(changes: Sequence[Change], plan: MemoryPlan) -> Table:

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from effcli.measure.record import RunRecord
+from effcli.report.device_rows import allocator_rows, driver_rows, runs_on_cuda, state_rows
+from effcli.report.memory_row import MemoryRow, loosest, peak_basis, total
 from effcli.units import Basis, Category, StateAmount
 
-if TYPE_CHECKING:
-    from effcli.memory.plan import MemoryPlan
-
-_FIRMEST_FIRST = (Basis.EXACT, Basis.TRACED, Basis.PROBED, Basis.LEARNT, Basis.ASSUMED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
-    """One amount: predicted, measured, and where the prediction comes from. None is shown as "n/a".
-
-    `in_elements` says that the amount counts elements, not bytes. `is_sum` marks the total of the rows above, `is_part`
-    a detail of the row above.
-    """
-
-    label: str
-    estimated: int | None
-    measured: int | None
-    basis: str
-    in_elements: bool = False
-    is_sum: bool = False
-    is_part: bool = False
-
-    @property
-    def difference(self) -> int | None:
-        """Return measured minus estimated; None where either is missing."""
-        return None if self.estimated is None or self.measured is None else self.measured - self.estimated
+BEFORE_ACTIVATIONS = "total before activations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +27,8 @@ class ExactRow:
     ends_section: bool = False
 
 
-def runs_on_cuda(record: RunRecord) -> bool:
-    """Return whether the run's device is a CUDA device."""
-    return str(record.environment.get("device", "")).startswith("cuda")
-
-
 def memory_rows(record: RunRecord) -> list[MemoryRow]:
-    """Return the amounts held before activations, their sum, and the peak."""
+    """Return the amounts held before activations, their sum, and the peak; of a run on CUDA also what follows."""
     model, optimizer, measured = record.model, record.optimizer, record.measured
     given = optimizer.plan.basis if optimizer.plan else {}
     basis = {category: given.get(category, Basis.EXACT) for category in (Category.WEIGHTS, Category.GRADIENTS)}
@@ -83,30 +53,17 @@ def memory_rows(record: RunRecord) -> list[MemoryRow]:
             basis=optimizer.basis,
         ),
     ]
-    total = MemoryRow(
-        label="total before activations",
+    before = MemoryRow(
+        label=BEFORE_ACTIVATIONS,
         estimated=optimizer.total_before_activations_bytes,
-        measured=_sum(row.measured for row in parts),
-        basis=max(basis.values(), key=_looseness),
+        measured=total(row.measured for row in parts),
+        basis=loosest(basis.values()),
         is_sum=True,
     )
-    return [*parts, *_state_details(record), total, *_peak_rows(record)]
-
-
-def _sum(amounts: Iterable[int | None]) -> int | None:
-    """Return the sum; None where a part is missing, because a smaller total would mislead."""
-    known = list(amounts)
-    return None if None in known else sum(amount for amount in known if amount is not None)
-
-
-def _looseness(basis: str) -> int:
-    return _FIRMEST_FIRST.index(Basis(basis)) if basis in set(Basis) else len(_FIRMEST_FIRST)
-
-
-def peak_basis(plan: MemoryPlan) -> str:
-    """Return the looser basis of a peak's activations and of temporaries that it holds; empty where it has neither."""
-    parts = [Category.ACTIVATIONS, *([Category.TEMPORARIES] if plan.at_peak and plan.at_peak.temporaries_bytes else [])]
-    return max((plan.basis[part] for part in parts if part in plan.basis), key=_looseness, default="")
+    if measured is None or not runs_on_cuda(record):
+        return [*parts, *_state_details(record), before, *_peak_rows(record)]
+    details = [*_state_details(record), *state_rows(record)]
+    return [*parts, *details, before, *allocator_rows(record, measured_total=before.measured), *driver_rows(record)]
 
 
 def _state_details(record: RunRecord) -> list[MemoryRow]:
@@ -123,12 +80,14 @@ def _state_details(record: RunRecord) -> list[MemoryRow]:
     ]
     if optimizer.rule_of_thumb_bytes is not None:
         rule = optimizer.rule_of_thumb_bytes
-        details.append(MemoryRow(label="rule of thumb", estimated=rule, measured=None, basis="rule", is_part=True))
+        details.append(
+            MemoryRow(label="rule of thumb", estimated=rule, measured=None, basis="rule", is_part=True, has_twin=False)
+        )
     return details
 
 
 def _peak_rows(record: RunRecord) -> list[MemoryRow]:
-    """Return the allocator's peak where there is one, and on a CPU the process's, which means something else.
+    """Return the allocator's peak where there is one, and after a run that of the process, which means something else.
 
     Where an update was profiled, that of the plan is what it says of this update's batches.
     """
@@ -137,9 +96,9 @@ def _peak_rows(record: RunRecord) -> list[MemoryRow]:
     allocated = measured.peak_allocated_bytes if measured else None
     basis = peak_basis(plan) if plan else ""
     rows = []
-    if estimated is not None or allocated is not None or measured is None or runs_on_cuda(record):
+    if estimated is not None or allocated is not None or measured is None:
         rows.append(MemoryRow(label="peak allocated", estimated=estimated, measured=allocated, basis=basis))
-    if measured is not None and not runs_on_cuda(record):
+    if measured is not None:
         rows.append(MemoryRow(label="peak resident set", estimated=None, measured=measured.peak_rss_bytes, basis=""))
     return rows
 
@@ -170,7 +129,7 @@ def exact_rows(record: RunRecord) -> list[ExactRow]:
             for key in keys
         ),
         state_sum,
-        bytes_only("total", "total before activations", is_sum=True),
+        bytes_only("total", BEFORE_ACTIVATIONS, is_sum=True),
     ]
 
 

@@ -6,7 +6,7 @@ Cells wrap where a terminal is narrow; nothing is cut off.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from effcli.measure.device_record import NvmlFacts
 from effcli.measure.record import RunRecord
+from effcli.report.device_remarks import device_remarks
+from effcli.report.device_rows import runs_on_cuda
 from effcli.report.layout import fact_grid, print_parts, ruled_table
-from effcli.report.number_text import NOT_AVAILABLE
-from effcli.report.peak import change_table, peak_facts, phase_table
-from effcli.report.rows import MemoryRow, exact_rows, memory_rows, runs_on_cuda
+from effcli.report.memory_row import MemoryRow
+from effcli.report.number_text import NOT_AVAILABLE, in_mib
+from effcli.report.peak import change_table, measured_phase_table, peak_facts, phase_table
+from effcli.report.rows import exact_rows, memory_rows
 from effcli.report.text import parameter_counts, plain, rate
 from effcli.run_folder import RunFolder
 from effcli.setting_texts import mapping, setting_text
@@ -91,16 +93,24 @@ def _memory_table(record: RunRecord) -> Table:
     )
     table.add_column("basis")
     rows = memory_rows(record)
+    adds_up = measured and runs_on_cuda(record)
+    show_bytes = in_mib if adds_up else format_bytes
     for row, following in zip_longest(rows, rows[1:]):
         look = "bold" if row.is_sum else "dim" if row.is_part else ""
-        ends = row.is_sum or (following is not None and following.is_sum)
-        table.add_row(*_memory_cells(row, measured=measured), style=look, end_section=ends)
+        ends = row.is_sum or (not adds_up and following is not None and following.is_sum)
+        table.add_row(*_memory_cells(row, show_bytes, measured=measured), style=look, end_section=ends)
     return table
 
 
 def _plan(record: RunRecord) -> Iterable[RenderableType]:
-    """Yield the planned phases where the peak was predicted and, before the run, whether it fits and what would."""
+    """Yield the planned phases where the peak was predicted and, before the run, whether it fits and what would.
+
+    After a run on CUDA also what each phase took.
+    """
     plan = record.optimizer.plan
+    allocator = record.measured.allocator if record.measured else None
+    if allocator is not None:
+        yield measured_phase_table(plan, allocator.phases)
     if plan is None or plan.peak_allocated_bytes is None:
         return
     yield phase_table(plan)
@@ -109,13 +119,12 @@ def _plan(record: RunRecord) -> Iterable[RenderableType]:
         yield change_table(plan.changes, plan)
 
 
-def _memory_cells(row: MemoryRow, *, measured: bool) -> list[str | Text]:
-    show = format_count if row.in_elements else format_bytes
+def _memory_cells(row: MemoryRow, show_bytes: Callable[[int], str], *, measured: bool) -> list[str | Text]:
+    show = format_count if row.in_elements else show_bytes
     cells: list[str | Text] = [f"  {row.label}" if row.is_part else row.label]
     cells.append(NOT_AVAILABLE if row.estimated is None else show(row.estimated))
     if measured:
-        has_no_twin = row.basis == "rule"
-        cells.append("" if has_no_twin else NOT_AVAILABLE if row.measured is None else show(row.measured))
+        cells.append("" if not row.has_twin else NOT_AVAILABLE if row.measured is None else show(row.measured))
         off = row.difference or 0
         difference = "" if row.difference is None else f"{'+' if off > 0 else ''}{show(off)}"
         cells.append(Text(difference, style="yellow" if off else ""))
@@ -130,22 +139,16 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
         if plan is None or plan.peak_allocated_bytes is None:
             yield "peak", f"{NOT_AVAILABLE}: activations are not predicted yet; a run measures it"
         return
+    if runs_on_cuda(record):
+        yield from device_remarks(record)
+        return
     if (profiled := measured.profiled) is not None:
         shape = f"{count(profiled.rows, 'row')} x {count(profiled.tokens, 'token')}"
         yield "peak", f"allocated: all tensors of update {format_count(profiled.update)}, profiled; {shape}"
-    elif measured.peak_allocated_bytes is not None or runs_on_cuda(record):
+    elif measured.peak_allocated_bytes is not None:
         yield "peak", "allocated: the most that tensors took at once, activations included"
-    if not runs_on_cuda(record):
-        yield "peak", "resident set: the whole process, Python and libraries included"
-    yield "NVML", _nvml(measured.nvml)
-
-
-def _nvml(nvml: NvmlFacts) -> str:
-    used = [(nvml.process.peak_bytes, "this process"), (nvml.device.peak_bytes, "whole device")]
-    parts = [f"{what} {format_bytes(number)}" for number, what in used if number is not None]
-    if nvml.reason or not parts:
-        parts.append(nvml.reason or "no reading")
-    return "; ".join(parts) if any(number is not None for number, _ in used) else f"{NOT_AVAILABLE}: {parts[0]}"
+    yield "peak", "resident set: the whole process, Python and libraries included"
+    yield "NVML", f"{NOT_AVAILABLE}: not on an NVIDIA GPU"
 
 
 def _exact_table(record: RunRecord) -> Table:

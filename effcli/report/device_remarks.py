@@ -1,0 +1,147 @@
+"""What the numbers of a run on CUDA are: which moment each is of, what they leave out, why some are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from effcli.report.device_rows import (
+    RISE,
+    SAMPLED,
+    Sampled,
+    highest_phase,
+    outside_parts,
+    runs_on_cuda,
+    sampled_bytes,
+    unplanned_peak,
+)
+from effcli.report.number_text import NOT_AVAILABLE, in_mib
+from effcli.units import count, listed
+
+if TYPE_CHECKING:
+    from effcli.measure.device_record import AllocatorFacts, NvmlFacts
+    from effcli.measure.record import Measured, RunRecord
+
+_Told = Iterator[tuple[str, str]]
+
+
+def device_remarks(record: RunRecord) -> _Told:
+    """Yield labels and sentences about the rows of a run on CUDA; nothing where it was not, or was not measured."""
+    measured = record.measured
+    if measured is None or not runs_on_cuda(record):
+        return
+    yield from _about_state(record, measured.allocator)
+    if measured.peak_allocated_bytes is not None:
+        yield "on top", _about_the_rest(record)
+    yield from _about_peaks(record, measured)
+    yield from _about_samples(measured.nvml, measured.allocator)
+    yield from _about_missing(measured.nvml)
+
+
+def _about_state(record: RunRecord, allocator: AllocatorFacts | None) -> _Told:
+    parts = [f"{in_mib(num_bytes)} {_PLACES[label]}" for label, num_bytes in outside_parts(record).items()]
+    if parts:
+        yield "state", f"{' and '.join(parts)}, outside torch's allocator"
+    if allocator is None:
+        return
+    if allocator.first_step_change_bytes is None:
+        yield "state", f"{RISE} {_missing(allocator.first_step_reason)}"
+    else:
+        yield "state", f"{RISE}: of allocated bytes, counted in blocks of 512"
+    if allocator.cublas_workspace_bytes is None and allocator.cublas_reason:
+        yield "cuBLAS", _missing(allocator.cublas_reason)
+
+
+_PLACES = {"paged (managed)": "are paged (managed) memory", "on the host": "lie on the host"}
+"""Label of a part of the state outside the allocator -> what is said of its bytes."""
+
+
+def _about_the_rest(record: RunRecord) -> str:
+    """Return what the peak holds on top, and how much less that is as planned than the activations alone."""
+    told = "activations and temporaries of the peak"
+    plan = record.optimizer.plan
+    peak = plan.at_peak if plan else None
+    if peak is None:
+        return f"{told}, less gradients and state that are not there then"
+    held = peak.weights_bytes + peak.gradients_bytes + peak.optimizer_state_bytes
+    whole = record.optimizer.total_before_activations_bytes - sum(outside_parts(record).values())
+    if whole <= held:
+        return told
+    return f"{told}, less what is not there then: {in_mib(whole - held)} as planned"
+
+
+def _about_peaks(record: RunRecord, measured: Measured) -> _Told:
+    """Yield what the peaks are, in which part of the run the highest was where that is not planned, or what lacks."""
+    if measured.peak_allocated_bytes is not None:
+        reserved = "; reserved: what torch's allocator held" if measured.allocator else ""
+        yield "peak", f"the most in the whole run; allocated: what tensors took{reserved}"
+    lacking = ["allocated"] if measured.peak_allocated_bytes is None else []
+    lacking += ["reserved"] if measured.allocator is None else []
+    if lacking:
+        yield "peak", f"{' and '.join(lacking)} {NOT_AVAILABLE}: the record has no counts of torch's allocator"
+    if measured.allocator is not None and unplanned_peak(record) is not None:
+        highest = highest_phase(measured.allocator.phases)
+        yield "mind", f"the most was allocated in the {highest} phase, which is not planned: what follows includes it"
+
+
+def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
+    """Yield which sample the driver's numbers are of, what was higher in others, and how much there is in all."""
+    known = [what for what in SAMPLED if sampled_bytes(nvml, what) is not None]
+    if not known:
+        return
+    yield "NVML", f"what stands below reserved: {_which_sample(nvml)}"
+    then = nvml.highest.reserved_bytes if nvml.highest else None
+    if then is not None and (allocator is None or then != allocator.peak_reserved_bytes):
+        yield "NVML", f"{in_mib(then)} were reserved when that sample was taken"
+    higher = [
+        f"{SAMPLED[what]} {in_mib(peak)}"
+        for what in known
+        if (peak := getattr(nvml, what).peak_bytes) is not None and peak != sampled_bytes(nvml, what)
+    ]
+    if higher:
+        yield "NVML", f"more in other samples: {', '.join(higher)}"
+    for how, whats in _grouped({what: getattr(nvml, what).how for what in known}).items():
+        yield "NVML", f"{listed(whats, None, last='and')}: {how}"
+    if nvml.total_bytes is not None:
+        kept = nvml.driver_reserved_bytes
+        keeps = f"; the driver keeps {in_mib(kept)} of them for itself" if kept else ""
+        yield "device", f"{nvml.name or 'the device'}: {in_mib(nvml.total_bytes)} in all{keeps}"
+
+
+def _which_sample(nvml: NvmlFacts) -> str:
+    every = "" if nvml.interval_s is None else f", one every {nvml.interval_s:.2f} s"
+    samples = f"of {count(nvml.num_samples, 'sample')}{every}" if nvml.num_samples else "of what was read"
+    if nvml.highest is None:
+        return f"the highest {samples}, each at a moment of its own"
+    whose = "the device" if nvml.highest.process_bytes is None else "this process"
+    return f"when {whose} held the most {samples}"
+
+
+def _about_missing(nvml: NvmlFacts) -> _Told:
+    """Yield why amounts are missing, each reason once, and why reading ended early."""
+    missing = {what: getattr(nvml, what).reason for what in SAMPLED if sampled_bytes(nvml, what) is None}
+    if nvml.reason and len(missing) == len(SAMPLED):
+        yield "NVML", _missing(nvml.reason)
+    elif nvml.reason:
+        yield "NVML", nvml.reason
+    for reason, whats in _grouped(missing).items():
+        if reason != nvml.reason:
+            yield "NVML", f"{listed(whats, None, last='and')} {_missing(reason)}"
+    if missing and not nvml.reason and not any(missing.values()):
+        yield "NVML", f"{NOT_AVAILABLE}: the record does not say why"
+
+
+def _missing(reason: str | None) -> str:
+    """Return "n/a" with the reason; one that says so itself stands alone."""
+    if not reason:
+        return f"{NOT_AVAILABLE}: no reason was recorded"
+    return reason if reason.startswith(NOT_AVAILABLE) else f"{NOT_AVAILABLE}: {reason}"
+
+
+def _grouped(texts: Mapping[Sampled, str | None]) -> Mapping[str, list[str]]:
+    """Return the labels of amounts by the text they share; those without one are left out."""
+    found: dict[str, list[str]] = {}
+    for what, text in texts.items():
+        if text:
+            found.setdefault(text, []).append(SAMPLED[what])
+    return found

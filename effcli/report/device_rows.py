@@ -1,0 +1,171 @@
+"""Rows of the table *estimated vs measured* for a run on CUDA: from tensors to the whole device; reads only the record.
+
+Up to the reserved bytes, measured numbers are the highest counts of torch's allocator. Those below are what the driver
+said in one sample, the one in which this process held the most, so that they add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from effcli.report.memory_row import MemoryRow, less, loosest, peak_basis
+from effcli.units import Basis, Placement, format_bytes
+
+if TYPE_CHECKING:
+    from effcli.measure.device_record import Doing, NvmlFacts, PhasePeak
+    from effcli.measure.record import RunRecord
+
+Sampled = Literal["process", "context", "others", "device"]
+SAMPLED: Mapping[Sampled, str] = {
+    "context": "CUDA context and other",
+    "process": "this process",
+    "others": "other processes",
+    "device": "device in use",
+}
+"""What the driver is asked for -> label, from the parts to the whole."""
+RISE = "rise at the first step"
+OUTSIDE = "outside the allocator"
+ON_TOP = "on top at the peak"
+UNPLANNED = "more outside updates"
+CUBLAS = "cuBLAS workspaces"
+"""Label, and the name that the plan has for this part of what is live."""
+UPDATE_PHASES: tuple[Doing, ...] = ("forward", "backward", "step")
+"""The parts of a run that are planned."""
+_PLACES = {Placement.PAGED: "paged (managed)", Placement.HOST: "on the host"}
+
+
+def runs_on_cuda(record: RunRecord) -> bool:
+    """Return whether the run's device is a CUDA device."""
+    return str(record.environment.get("device", "")).startswith("cuda")
+
+
+def outside_parts(record: RunRecord) -> dict[str, int]:
+    """Return the predicted bytes of state that lie outside torch's CUDA allocator, by where they lie."""
+    placed = record.optimizer.placements
+    return {label: placed[place] for place, label in _PLACES.items() if placed.get(place)}
+
+
+def outside_bytes(record: RunRecord) -> int:
+    """Return the predicted bytes of state that lie outside torch's CUDA allocator."""
+    return sum(outside_parts(record).values())
+
+
+def state_rows(record: RunRecord) -> list[MemoryRow]:
+    """Return what the allocator should count for the state beside what it did, and what it cannot count.
+
+    Parts of the state outside the allocator are left out where they don't show in the state as it is written.
+    """
+    optimizer, allocator = record.optimizer, record.measured.allocator if record.measured else None
+    rows = []
+    if shows_outside(record):
+        for label, num_bytes in outside_parts(record).items():
+            rows.append(_without_twin(label, num_bytes, optimizer.basis))
+    if allocator is not None:
+        rise, expected = allocator.first_step_change_bytes, optimizer.allocator_state_bytes
+        basis = optimizer.basis if expected is not None else ""
+        rows.append(MemoryRow(label=RISE, estimated=expected, measured=rise, basis=basis, is_part=True))
+    return rows
+
+
+def shows_outside(record: RunRecord) -> bool:
+    """Return whether the total before activations reads otherwise without what lies outside the allocator."""
+    whole = record.optimizer.total_before_activations_bytes
+    return format_bytes(whole) != format_bytes(whole - outside_bytes(record))
+
+
+def allocator_rows(record: RunRecord, *, measured_total: int | None) -> list[MemoryRow]:
+    """Return what the peak holds on top of the total before activations, the peak, and what is reserved for it.
+
+    `measured_total` are the measured bytes of weights, gradients and state. Where the most was allocated in a part of
+    the run that is not planned, the plan stands beside the peak of the updates.
+    """
+    plan, measured, outside = record.optimizer.plan, record.measured, outside_bytes(record)
+    allocator = measured.allocator if measured else None
+    planned = record.comparable_planned_peak_bytes
+    allocated = measured.peak_allocated_bytes if measured else None
+    reserved = (plan.peak_reserved_bytes if plan else None, allocator.peak_reserved_bytes if allocator else None)
+    updates = unplanned_peak(record)
+    compared = allocated if updates is None else updates
+    before = record.optimizer.total_before_activations_bytes - outside
+    basis = peak_basis(plan) if plan else ""
+    firm = _reserved_basis(record)
+    rows = [_without_twin(OUTSIDE, -outside, record.optimizer.basis)] if shows_outside(record) else []
+    on_top = (less(planned, before), less(compared, less(measured_total, outside)))
+    rows += [MemoryRow(label=ON_TOP, estimated=on_top[0], measured=on_top[1], basis=basis), *_cublas(record)]
+    if updates is not None:
+        rows.append(MemoryRow(label="peak of updates", estimated=planned, measured=updates, basis=basis, is_sum=True))
+        rows.append(MemoryRow(label=UNPLANNED, estimated=None, measured=less(allocated, updates), basis=""))
+        planned, basis = None, ""
+    unused = less(reserved[0], planned)
+    return [
+        *rows,
+        MemoryRow(label="peak allocated", estimated=planned, measured=allocated, basis=basis, is_sum=True),
+        MemoryRow(label="unused of reserved", estimated=unused, measured=less(reserved[1], allocated), basis=firm),
+        MemoryRow(label="peak reserved", estimated=reserved[0], measured=reserved[1], basis=firm, is_sum=True),
+    ]
+
+
+def highest_phase(phases: Mapping[Doing, PhasePeak]) -> Doing | None:
+    """Return the part of a run in which the most was allocated; None where none was counted."""
+    return max(phases, key=lambda phase: phases[phase].peak_allocated_bytes, default=None)
+
+
+def unplanned_peak(record: RunRecord) -> int | None:
+    """Return the most that was allocated in updates, in bytes, where another part of the run had more; else None."""
+    allocator = record.measured.allocator if record.measured else None
+    phases = allocator.phases if allocator else {}
+    updates = [phases[phase].peak_allocated_bytes for phase in UPDATE_PHASES if phase in phases]
+    return max(updates) if updates and highest_phase(phases) not in UPDATE_PHASES else None
+
+
+def _cublas(record: RunRecord) -> list[MemoryRow]:
+    """Return the workspaces of cuBLAS among the bytes of the peak, where the plan or the allocator names them."""
+    plan, measured = record.optimizer.plan, record.measured
+    planned = [part for part in plan.parts if part.name == CUBLAS] if plan else []
+    estimated = sum(part.num_bytes for part in planned) if planned else None
+    found = measured.allocator.cublas_workspace_bytes if measured and measured.allocator else None
+    if estimated is None and found is None:
+        return []
+    basis = loosest(part.basis for part in planned)
+    return [MemoryRow(label=CUBLAS, estimated=estimated, measured=found, basis=basis, is_part=True)]
+
+
+def driver_rows(record: RunRecord) -> list[MemoryRow]:
+    """Return what lies outside torch's allocator, this process, other processes, and all that is in use."""
+    plan, nvml = record.optimizer.plan, record.measured.nvml if record.measured else None
+    context_basis = plan.basis.get("context", Basis.ASSUMED) if plan and plan.context_bytes is not None else ""
+    planned: Mapping[Sampled, tuple[int | None, str]] = {
+        "context": (plan.context_bytes if plan else None, context_basis),
+        "process": (
+            plan.device_total_bytes if plan else None,
+            loosest((context_basis, _reserved_basis(record))) if plan and plan.device_total_bytes is not None else "",
+        ),
+    }
+    rows = []
+    for what, label in SAMPLED.items():
+        estimated, basis = planned.get(what, (None, ""))
+        measured = sampled_bytes(nvml, what) if nvml else None
+        is_sum = what in ("process", "device")
+        rows.append(MemoryRow(label=label, estimated=estimated, measured=measured, basis=basis, is_sum=is_sum))
+    return rows
+
+
+def sampled_bytes(nvml: NvmlFacts, what: Sampled) -> int | None:
+    """Return an amount in the sample in which this process held the most; where that lacks it, its highest."""
+    then: int | None = getattr(nvml.highest, f"{what}_bytes") if nvml.highest else None
+    peak: int | None = getattr(nvml, what).peak_bytes
+    return peak if then is None else then
+
+
+def _reserved_basis(record: RunRecord) -> str:
+    """Return the basis of the reserved bytes, which the allocator's rules give from those that are allocated."""
+    plan = record.optimizer.plan
+    if plan is None or plan.peak_reserved_bytes is None:
+        return ""
+    return loosest((peak_basis(plan), plan.basis.get("reserved", Basis.TRACED)))
+
+
+def _without_twin(label: str, num_bytes: int, basis: str) -> MemoryRow:
+    """Return a detail that is predicted and not measured."""
+    return MemoryRow(label=label, estimated=num_bytes, measured=None, basis=basis, is_part=True, has_twin=False)

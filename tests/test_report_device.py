@@ -1,0 +1,287 @@
+"""The table of a run on CUDA, from tensors to the whole device: four numbers apart, and nothing made up."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from effcli.measure.device_record import AllocatorFacts, Amount, DeviceMoment, NvmlFacts, PhasePeak
+from effcli.measure.record import RunRecord
+from effcli.report.device_rows import CUBLAS
+from effcli.report.tables import render_run
+from effcli.trace.kinds import LIBRARY
+from tests import cuda_records
+
+MIB = 2**20
+NEVER = ("None", "nan", "inf ", "1844674407370955", "17592186044416", "17,592,186,044,416", "17179869184", "…")
+"""What no report shows: no value, no number, and a driver's "not available" in bytes and in MiB."""
+
+
+def shown(record: RunRecord, *, columns: int = 80) -> str:
+    file = io.StringIO()
+    render_run(record, Console(file=file, width=columns, color_system=None, markup=False, emoji=False), notes=False)
+    return file.getvalue()
+
+
+def row(text: str, label: str) -> list[str]:
+    """Return the cells of the first row with that label."""
+    line = next(line for line in text.splitlines() if line.strip().startswith(f"{label}  "))
+    return re.split(r"\s{2,}", line.strip())
+
+
+def mib(cell: str) -> float:
+    number, unit = cell.split()
+    return float(number.replace(",", "")) * {"B": 1 / MIB, "KiB": 1 / 1024, "MiB": 1}[unit]
+
+
+def facts(text: str, label: str) -> str:
+    """Return all that stands beside a label below the table, on one line."""
+    found = re.findall(rf"^{label}  +(.*(?:\n {{12}}.*)*)", text, re.MULTILINE)
+    return " | ".join(" ".join(one.split()) for one in found)
+
+
+# The four numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_tensors_reserved_context_and_the_process_stand_apart() -> None:
+    text = shown(cuda_records.completed())
+    for label, cell in (
+        ("peak allocated", "15,006.00 MiB"),
+        ("peak reserved", "16,726.00 MiB"),
+        ("CUDA context and other", "574.00 MiB"),
+        ("this process", "17,300.00 MiB"),
+        ("other processes", "1,000.00 MiB"),
+        ("device in use", "18,300.00 MiB"),
+    ):
+        assert row(text, label)[2] == cell
+
+
+@pytest.mark.parametrize("side", [1, 2], ids=["estimated", "measured"])
+@pytest.mark.parametrize("kind", ["whole", "peak in the backward phase", "paged", "MIG", "driver lost"])
+def test_each_sum_is_that_of_the_lines_above_it(kind: str, side: int) -> None:
+    text = shown(cuda_records.ALL[kind]())
+    amount = {label: mib(row(text, label)[side]) for label in (
+        "weights", "gradients", "optimizer state", "total before activations", "on top at the peak", "peak allocated",
+        "unused of reserved", "peak reserved", "CUDA context and other", "this process",
+    )}  # fmt: skip
+    outside = -6000 if kind == "paged" else 0
+    for parts, whole in (
+        (("weights", "gradients", "optimizer state"), "total before activations"),
+        (("total before activations", "on top at the peak"), "peak allocated"),
+        (("peak allocated", "unused of reserved"), "peak reserved"),
+        (("peak reserved", "CUDA context and other"), "this process"),
+    ):
+        more = outside if whole == "peak allocated" else 0
+        assert sum(amount[part] for part in parts) + more == pytest.approx(amount[whole], abs=0.02)
+    if side == 2:
+        parts = [mib(row(text, label)[side]) for label in ("this process", "other processes")]
+        assert sum(parts) == pytest.approx(mib(row(text, "device in use")[side]), abs=0.02)
+
+
+def test_predictions_name_their_basis_down_to_the_context() -> None:
+    text = shown(cuda_records.completed())
+    assert row(text, "CUDA context and other")[1:] == ["481.28 MiB", "574.00 MiB", "+92.72 MiB", "assumed"]
+    assert row(text, "peak reserved")[-1] == "traced"
+    assert row(text, "this process")[-1] == "assumed"
+    plan = cuda_records.plan()
+    learnt = plan.model_copy(update={"basis": {**plan.basis, "context": "learnt"}})
+    text = shown(cuda_records.completed(cuda_records.planned(optimizer=cuda_records.optimizer(plan=learnt))))
+    assert row(text, "CUDA context and other")[-1] == "learnt"
+    assert row(text, "this process")[-1] == "learnt"
+
+
+def test_the_state_is_held_against_the_rise_of_allocated_bytes_alone() -> None:
+    text = shown(cuda_records.completed())
+    assert row(text, "rise at the first step") == [
+        "rise at the first step", "6,000.01 MiB", "6,000.01 MiB", "0 B", "exact",
+    ]  # fmt: skip
+    more = cuda_records.allocator(first_step_change_bytes=8 * cuda_records.PARAMETERS + 30 * 512)
+    assert row(shown(cuda_records.completed(allocator=more)), "rise at the first step")[3] == "+1.00 KiB"
+    text = shown(cuda_records.ALL["resumed"]())
+    assert row(text, "rise at the first step")[2] == "n/a"
+    assert "rise at the first step n/a: the state was loaded from a checkpoint" in facts(text, "state")
+
+
+def test_cublas_is_named_as_the_plan_names_it() -> None:
+    assert CUBLAS == LIBRARY
+    text = shown(cuda_records.completed())
+    assert row(text, CUBLAS) == [CUBLAS, "16.25 MiB", "16.25 MiB", "0 B", "assumed"]
+    text = shown(cuda_records.ALL["resumed"]())
+    assert row(text, CUBLAS) == [CUBLAS, "16.25 MiB", "n/a", "assumed"]
+    assert facts(text, "cuBLAS") == "n/a: torch does not tell"
+
+
+def test_paged_state_is_named_and_lies_outside_the_allocator() -> None:
+    text = shown(cuda_records.ALL["paged"]())
+    assert row(text, "paged (managed)") == ["paged (managed)", "6,000.00 MiB", "exact"]
+    assert row(text, "outside the allocator") == ["outside the allocator", "-6,000.00 MiB", "exact"]
+    assert "6,000.00 MiB are paged (managed) memory" in facts(text, "state")
+    assert "outside torch's allocator" in facts(text, "state")
+    assert row(text, "on top at the peak")[1] == "2,944.00 MiB"
+
+
+def test_what_a_peak_before_the_step_lacks_is_told() -> None:
+    text = shown(cuda_records.ALL["peak in the backward phase"]())
+    assert facts(text, "on top") == (
+        "activations and temporaries of the peak, less what is not there then: 100.00 MiB as planned"
+    )
+    assert facts(shown(cuda_records.completed()), "on top") == "activations and temporaries of the peak"
+
+
+# Moments --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_that_the_driver_s_numbers_are_of_is_named() -> None:
+    told = facts(shown(cuda_records.completed()), "NVML")
+    assert told == "what stands below reserved: when this process held the most of 412 samples, one every 0.10 s"
+
+
+def test_where_sums_are_of_other_moments_that_is_said() -> None:
+    text = shown(cuda_records.ALL["other moments"]())
+    assert [row(text, label)[2] for label in ("this process", "other processes", "device in use")] == [
+        "16,574.00 MiB", "500.00 MiB", "17,074.00 MiB",
+    ]  # fmt: skip
+    told = facts(text, "NVML")
+    assert "16,000.00 MiB were reserved when that sample was taken" in told
+    assert (
+        "more in other samples: CUDA context and other 598.00 MiB, other processes 6,000.00 MiB, "
+        "device in use 20,100.00 MiB" in told
+    )
+
+
+def test_amounts_without_a_common_moment_are_told_as_such() -> None:
+    assert "each at a moment of its own" in facts(shown(cuda_records.ALL["peaks without a moment"]()), "NVML")
+
+
+def test_the_plan_of_updates_is_not_held_against_the_peak_of_an_evaluation() -> None:
+    text = shown(cuda_records.ALL["highest in the evaluation"]())
+    assert row(text, "peak of updates") == [
+        "peak of updates", "14,944.00 MiB", "15,006.00 MiB", "+62.00 MiB", "traced",
+    ]  # fmt: skip
+    assert row(text, "peak allocated") == ["peak allocated", "n/a", "15,900.00 MiB"]
+    assert row(text, "more outside updates") == ["more outside updates", "n/a", "894.00 MiB"]
+    assert "the most was allocated in the evaluation phase, which is not planned" in facts(text, "mind")
+
+
+def test_each_phase_stands_beside_its_plan() -> None:
+    text = shown(cuda_records.completed()).partition("Most allocated in each phase; > is the peak")[2]
+    assert row(text, "loading") == ["loading", "n/a", "3,000.00 MiB", "3,020.00 MiB"]
+    assert row(text, "forward") == ["forward", "11,700.00 MiB", "11,720.00 MiB", "+20.00 MiB", "14,500.00 MiB"]
+    assert row(text, "> step") == ["> step", "14,944.00 MiB", "15,006.00 MiB", "+62.00 MiB", "16,726.00 MiB"]
+    assert row(text, "evaluation") == ["evaluation", "n/a", "12,300.00 MiB", "16,726.00 MiB"]
+
+
+# What is missing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_the_driver_does_not_list_is_unknown_and_the_reason_stands_once() -> None:
+    text = shown(cuda_records.ALL["process not listed"]())
+    for label in ("CUDA context and other", "this process", "other processes"):
+        assert row(text, label)[2] == "n/a"
+    assert row(text, "device in use")[2] == "18,300.00 MiB"
+    told = facts(text, "NVML")
+    assert told.count("the driver does not list this process") == 1
+    assert "CUDA context and other, this process and other processes n/a: the driver does not list" in told
+    assert "when the device held the most" in told
+
+
+def test_how_a_number_was_come_by_is_told_where_that_is_second_best() -> None:
+    told = facts(shown(cuda_records.ALL["less what was before"]()), "NVML")
+    assert "CUDA context and other and this process: the whole device less what was in use before the run" in told
+    assert "other processes n/a:" in told
+
+
+@pytest.mark.parametrize("kind", ["no permission", "no permission, told by amount"])
+def test_one_reason_for_everything_is_said_once(kind: str) -> None:
+    text = shown(cuda_records.ALL[kind]())
+    assert text.count("permission") == 1
+    assert row(text, "peak reserved")[2] == "16,726.00 MiB"
+    assert {row(text, label)[2] for label in ("this process", "device in use")} == {"n/a"}
+
+
+def test_a_driver_that_was_lost_leaves_what_it_said_and_the_reason() -> None:
+    text = shown(cuda_records.ALL["driver lost"]())
+    assert row(text, "this process")[2] == "17,300.00 MiB"
+    assert "of 37 samples" in facts(text, "NVML")
+    assert "the driver was lost after 3.7 s: GPU is lost" in facts(text, "NVML")
+
+
+def test_the_card_is_named_with_what_it_has_and_what_the_driver_keeps() -> None:
+    assert facts(shown(cuda_records.completed()), "device") == (
+        "NVIDIA GeForce RTX 4090: 24,564.00 MiB in all; the driver keeps 450.00 MiB of them for itself"
+    )
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("kind", cuda_records.ALL)
+def test_nothing_is_wider_than_the_terminal_and_nothing_unknown_has_a_number(kind: str, columns: int) -> None:
+    text = shown(cuda_records.ALL[kind](), columns=columns)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+    assert not [word for word in NEVER if word in text]
+
+
+# Any record -----------------------------------------------------------------------------------------------------------
+
+BYTES = st.one_of(st.none(), st.integers(0, 2**41))
+WORDS = st.one_of(st.none(), st.sampled_from(["", "n/a (the driver doesn't report it)", "no [permission]", "x" * 200]))
+AMOUNTS = st.builds(Amount, peak_bytes=BYTES, last_bytes=BYTES, reason=WORDS, how=WORDS)
+PEAKS = st.builds(PhasePeak, peak_allocated_bytes=st.integers(0, 2**41), peak_reserved_bytes=st.integers(0, 2**41))
+PHASES = st.sampled_from(["loading", "forward", "backward", "step", "evaluation"])
+
+
+def any_of(kind: type[Any], *names: str, **given: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for a fact whose named fields are bytes or missing."""
+    return st.builds(kind, **dict.fromkeys(names, BYTES), **given)
+
+
+MOMENTS = any_of(DeviceMoment, *DeviceMoment.model_fields)
+DRIVERS = any_of(
+    NvmlFacts, "total_bytes", "driver_reserved_bytes", name=WORDS, interval_s=st.sampled_from([None, 0.1]),
+    num_samples=st.integers(0, 10**6), device=AMOUNTS, process=AMOUNTS, context=AMOUNTS, others=AMOUNTS,
+    highest=st.one_of(st.none(), MOMENTS), reason=WORDS,
+)  # fmt: skip
+ALLOCATORS = any_of(
+    AllocatorFacts, "first_step_change_bytes", "cublas_workspace_bytes", peak_allocated_bytes=st.integers(0, 2**41),
+    peak_reserved_bytes=st.integers(0, 2**41), first_step_reason=WORDS, cublas_reason=WORDS,
+    phases=st.dictionaries(PHASES, PEAKS),
+)  # fmt: skip
+PLACES = st.dictionaries(st.sampled_from(["device", "host", "paged"]), st.integers(0, 2**41))
+
+
+@st.composite
+def any_run(draw: st.DrawFn) -> RunRecord:
+    """Return a finished run on CUDA in which anything may be missing, and nothing need fit together."""
+    plan: Any = draw(
+        st.sampled_from([cuda_records.plan(), None, cuda_records.plan(phases={}, first_phases={}, peak_phase=None)])
+    )
+    if plan is not None:
+        names = ("peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "device_total_bytes")
+        plan = plan.model_copy(update={name: draw(BYTES) for name in names})
+    optimizer = cuda_records.optimizer(plan=plan, placements=draw(PLACES), allocator_state_bytes=draw(BYTES))
+    return cuda_records.completed(
+        cuda_records.planned(optimizer=optimizer),
+        weights_bytes=draw(BYTES), gradients_bytes=draw(BYTES), peak_allocated_bytes=draw(BYTES),
+        allocator=draw(st.one_of(st.none(), ALLOCATORS)), nvml=draw(DRIVERS),
+    )  # fmt: skip
+
+
+def lines_of(record: RunRecord) -> Iterable[str]:
+    for columns in (40, 80):
+        lines = shown(record, columns=columns).splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= columns
+        yield from lines
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(record=any_run())
+def test_any_run_is_shown(record: RunRecord) -> None:
+    text = "\n".join(lines_of(record))
+    assert not [word for word in NEVER if word in text]
+    assert "this process" in text
