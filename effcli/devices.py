@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.errors import DeviceError, UsageError
+from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
+from effcli.nvml.visible import VISIBLE, check_listing, read_listing
+from effcli.units import count
 
 if TYPE_CHECKING:
     import torch
@@ -40,38 +45,159 @@ def refuse_many_processes() -> None:
 def resolve_device(name: str) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:i`; `auto` takes a CUDA device where there is one.
 
-    Where CUDA has not been initialised in this process, the other cards are hidden from it (`CUDA_VISIBLE_DEVICES`),
-    because Trainer would spread a run over all that it sees; the chosen one is then `cuda:0`.
+    Where CUDA has not started in this process, the other cards are hidden from it (`CUDA_VISIBLE_DEVICES`), because
+    Trainer would spread a run over all that it sees; the chosen one is then `cuda:0`. No memory of the device is taken
+    yet: `activate` does that.
 
     Raises:
         DeviceError: CUDA was asked for and is not there, or has no such index.
     """
     import torch
 
-    index = int(name.partition(":")[2] or 0)
-    if name != "cpu" and not torch.cuda.is_initialized():
-        index = _hide_other_devices(index)
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if name == "cpu":
         return torch.device("cpu")
+    asked = int(name.partition(":")[2] or 0)
+    index = asked if _is_cpu_build() else _hide_other_devices(asked, name)
     if not torch.cuda.is_available():
-        reason = "is a CPU-only build" if torch.version.cuda is None else "finds no such CUDA device"
-        raise DeviceError(f"--device {name}: torch {torch.__version__} {reason}; use --device cpu")
+        if name == "auto":
+            return torch.device("cpu")
+        raise DeviceError(f"--device {name}: {_why_no_cuda()}; or use --device cpu")
     if index >= torch.cuda.device_count():
         raise DeviceError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", index)
 
 
-def _hide_other_devices(index: int) -> int:
-    """Leave the device with this index visible, none where the index is too high; return its index from then on."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
-    else:
-        visible = [item.strip() for item in listed.split(",") if item.strip()]
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else ""
+def activate(device: torch.device) -> None:
+    """Make a CUDA device the current one; from CUDA 12 on this creates its context, which takes memory."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)
+
+
+def card_names(device: torch.device) -> tuple[str, ...]:
+    """Return what the NVIDIA driver may call a CUDA device, the likeliest first; creates no context.
+
+    A MIG instance that CUDA_VISIBLE_DEVICES lists goes before torch's identifier, which may be that of the whole card.
+    Never the driver's index: CUDA counts otherwise.
+    """
+    import torch
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    entries = read_listing(os.environ.get(VISIBLE, "")).entries
+    listed = entries[index] if index < len(entries) else ""
+    uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", None) or "")
+    names = [f"{prefix}{uuid}" for prefix in ("GPU-", "MIG-") if uuid]
+    if listed.startswith("MIG-"):
+        names.insert(0, listed)
+    elif listed.startswith("GPU-"):
+        names.append(listed)
+    return tuple(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hiding:
+    """What was done to CUDA_VISIBLE_DEVICES in this process: from `before` to `after`, for the device with an index."""
+
+    before: str | None
+    after: str
+    index: int
+
+
+_hiding: _Hiding | None = None
+"""The last one: a later run in this process counts its devices as the first did."""
+
+
+def _hide_other_devices(asked: int, name: str) -> int:
+    """Leave only the device with the index `asked` visible where that is still possible; return its index from then on.
+
+    Raises:
+        DeviceError: no such device is visible, or CUDA has started with another one.
+    """
+    global _hiding
+    text, started = os.environ.get(VISIBLE), _cuda_has_started()
+    if _hiding is not None and text == _hiding.after:
+        if asked == _hiding.index or (started and name == "auto"):
+            return 0
+        if started:
+            raise DeviceError(
+                f"--device {name}: this process has used cuda:{_hiding.index} and can't change; start another process"
+            )
+        text = _hiding.before
+    elif started:
+        return asked
+    entry = str(asked) if text is None else _visible_entry(text, asked, name)
+    if entry is None:
+        return asked
+    _hiding = _Hiding(before=text, after=entry, index=asked)
+    os.environ[VISIBLE] = entry
     return 0
+
+
+def _visible_entry(text: str, index: int, name: str) -> str | None:
+    """Return what CUDA_VISIBLE_DEVICES lists for an index; None where it hides all cards and `auto` was asked for.
+
+    Raises:
+        DeviceError: CUDA shows no device with this index.
+    """
+    listing = read_listing(text)
+    if not text.startswith("MIG-"):  # old drivers know nothing of them, though CUDA may
+        try:
+            with NvmlSession.open() as session:
+                listing = check_listing(listing, cards(session))
+        except NvmlUnavailableError:
+            pass
+    if index < len(listing.entries):
+        return listing.entries[index]
+    if name == "auto":
+        return None
+    shown = count(len(listing.entries), "device") if listing.entries else "no device"
+    why = f" ({listing.stopped})" if listing.stopped and text else ""
+    lower = f"use --device cuda:{len(listing.entries) - 1}, " if listing.entries else ""
+    raise DeviceError(
+        f"--device {name}: {VISIBLE}='{text}' shows {shown}{why}; {lower}unset it, name others such as {VISIBLE}=0, "
+        "or use --device cpu"
+    )
+
+
+def _cuda_has_started() -> bool:
+    """Tell whether CUDA was started in this process, by torch or another library: it reads its variables then."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return True
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0  # else CUDA_ERROR_NOT_INITIALIZED
+    except (OSError, AttributeError):
+        return False
+
+
+def _is_cpu_build() -> bool:
+    import torch
+
+    return torch.version.cuda is None and torch.version.hip is None
+
+
+def _why_no_cuda() -> str:
+    """Return why torch finds no CUDA device, and what can be done."""
+    import torch
+
+    build = f"torch {torch.__version__}"
+    if _is_cpu_build():
+        return f"{build} is a CPU-only build; install one for CUDA (https://pytorch.org/get-started/locally)"
+    try:
+        with NvmlSession.open() as session:
+            num_cards, newest = sum(card.index is not None for card in cards(session)), session.cuda_version
+    except NvmlUnavailableError as error:
+        return f"{build} finds no CUDA device: {error.reason}"
+    needed = str(torch.version.cuda or "")
+    if needed and newest and int(newest.partition(".")[0]) < int(needed.partition(".")[0]):
+        return (
+            f"{build} is built for CUDA {needed}, and the NVIDIA driver serves CUDA up to {newest}; "
+            f"update the driver, or install torch for CUDA {newest}"
+        )
+    return f"{build} finds no CUDA device, though the NVIDIA driver has {count(num_cards, 'card')}; see nvidia-smi"
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -84,9 +210,18 @@ def check_precision(precision: str, device: torch.device) -> None:
 
     if precision == "fp16" and device.type == "cpu":
         raise DeviceError("--precision fp16 needs a CUDA device (it trains with a gradient scaler); use bf16 or fp32")
-    if precision in ("bf16", "bf16-pure") and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+    if precision in ("bf16", "bf16-pure") and device.type == "cuda" and not _has_bfloat16(device):
         name = torch.cuda.get_device_name(device)
         raise DeviceError(f"--precision {precision}: {name} has no bfloat16; use --precision fp16 or fp32")
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Tell whether a CUDA device computes in bfloat16; asks for its properties alone, which creates no context."""
+    import torch
+
+    if torch.cuda.is_initialized() and device.index not in (None, torch.cuda.current_device()):
+        return torch.version.hip is not None or int(torch.cuda.get_device_properties(device).major) >= 8
+    return bool(torch.cuda.is_bf16_supported(False))  # of the current device, and without emulation
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -101,7 +236,8 @@ def available_bytes(device: torch.device) -> int | None:
 def available_to_process() -> int | None:
     """Return the bytes of main memory that the system can give this process now; None if unknown.
 
-    In a Linux container the control group may allow less than the machine has, and `ulimit -v` less than that.
+    Asking a CUDA device creates its context. In a Linux container the control group may allow less than the machine
+    has, and `ulimit -v` less than that.
     """
     amounts = (_available_to_system(), _left_in_group(), _left_of_address_space())
     return min((amount for amount in amounts if amount is not None), default=None)
