@@ -56,11 +56,13 @@ FLAG_OF: dict[str, str] = {
     "loop.profile_memory": "--profile-memory",
     "loop.seed": "--seed",
     "loop.num_workers": "--num-workers",
+    "loop.nvml_interval": "--nvml-interval",
     "output.out": "--out",
     "output.save_every": "--save-every",
     "output.keep": "--keep",
     "output.logging_steps": "--logging-steps",
     "output.track": "--track",
+    "output.tolerance": "--tolerance",
 }
 """Dotted field of `RunSpec` -> flag, in the order of the sections."""
 

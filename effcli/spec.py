@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from effcli.errors import UsageError
 from effcli.faults import explain
-from effcli.values import Scalar, as_list, scalars
+from effcli.values import Scalar, as_interval, as_list, as_percentage, scalars
 
 Task = Literal["classification", "causal-lm", "seq2seq"]
 Engine = Literal["pytorch", "accelerate", "trainer"]
@@ -224,6 +224,10 @@ class LoopSpec(Section):
     """Seed of weights, dropout and data order."""
     num_workers: int = Field(default=0, ge=0, le=LARGEST)
     """Worker processes that prepare batches."""
+    nvml_interval: float = Field(default=0.2, ge=0, le=3600)
+    """On a CUDA device: seconds between two readings of its memory from the NVIDIA driver; 0 means none."""
+
+    _nvml_interval_is_no_burden = field_validator("nvml_interval")(as_interval)
 
     @field_validator("device")
     @classmethod
@@ -246,7 +250,10 @@ class OutputSpec(Section):
     """Updates between progress lines, and between the losses that services are told, each the mean since the last."""
     track: tuple[Tracker, ...] = ()
     """Services that losses, rates and memory are logged to while the run goes on."""
+    tolerance: float | None = Field(default=None, ge=0)
+    """After the run, per cent that a measured amount of memory may be off its prediction; none: whatever it is."""
 
+    _percent_sign_may_follow = field_validator("tolerance", mode="before")(as_percentage)
     _one_service_is_a_list = field_validator("track", mode="before")(as_list)
 
 

@@ -61,6 +61,20 @@ def scalars(value: Any, example: str) -> Any:
     return {key: as_scalar(key, given) for key, given in value.items()}
 
 
+def as_percentage(value: Any) -> float | None:
+    """Return a number or the text of one, which may end in a percent sign, as a number; None for None.
+
+    Raises:
+        ValueError: it is no finite number from 0 on.
+    """
+    if value is None:
+        return None
+    number = to_float(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    if number is None or number < 0:
+        raise ValueError(f"{value!r} is no percentage from 0 on; give one such as 5 or 5%")
+    return number or 0.0  # which has no sign
+
+
 def to_bool(value: Any) -> bool | None:
     """Return the boolean that a value or its writing means; None where it means none."""
     word = str(value).strip().lower()
@@ -102,3 +116,18 @@ def to_numbers(value: Any) -> tuple[float, ...] | None:
 def to_text(value: Any) -> str | None:
     """Return a text that is not empty; None for anything else."""
     return value if isinstance(value, str) and value else None
+
+
+SHORTEST_INTERVAL_S = 0.01
+"""Seconds between two readings of a driver, below which they would be a burden."""
+
+
+def as_interval(value: float) -> float:
+    """Return seconds between two readings, 0 for none.
+
+    Raises:
+        ValueError: they are fewer than any use has.
+    """
+    if 0 < value < SHORTEST_INTERVAL_S:
+        raise ValueError(f"{value:g} s is too short; give 0 for no readings, or at least {SHORTEST_INTERVAL_S:g}")
+    return value

@@ -92,7 +92,10 @@ def test_a_long_value_is_cut_in_the_message() -> None:
         ({"accum": 2}, "accum: unknown key. Did you mean 'loop.accum'?"),
         ({"optimiser": {}}, "optimiser: unknown key. Did you mean 'optim'?"),
         ({"zzz": 1}, "zzz: unknown key; the sections are model, data, optim, loop, output"),
-        ({"output": {"zzz": 1}}, "output.zzz: unknown key; output has out, save_every, keep, logging_steps, track"),
+        (
+            {"output": {"zzz": 1}},
+            "output.zzz: unknown key; output has out, save_every, keep, logging_steps, track, tolerance",
+        ),
     ],
 )
 def test_an_unknown_key_is_an_error_that_says_where_to_go(values: dict[str, object], hint: str) -> None:

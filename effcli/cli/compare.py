@@ -97,6 +97,7 @@ def compare(
     seed: o.Seed = None,
     seeds: Seeds = None,
     num_workers: o.NumWorkers = None,
+    nvml_interval: o.NvmlInterval = None,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -104,6 +105,7 @@ def compare(
     keep: Keep = None,
     logging_steps: o.LoggingSteps = None,
     track: o.Track = None,
+    tolerance: o.Tolerance = None,
     recipe: o.Recipe = None,
     sets: o.Set = None,
     estimate_only: EstimateOnly = False,
@@ -141,3 +143,5 @@ def compare(
     emit_comparison(record, json=as_json, quiet=quiet, folder=None if estimate_only else comparison.out, said=True)
     with pipeline.checking_compared(record, comparison.out):
         emit_files(write_exports(record, html=page, plot=plot, csv=csv), json=as_json)
+    if comparison.tolerance is not None:
+        progress().note(pipeline.check_predictions(record, comparison.tolerance))

@@ -149,6 +149,9 @@ ProfileMemory = Annotated[
 ]
 Seed = Annotated[Text, option("Seed of weights, dropout and data order. Default: 42.", LOOP, "INTEGER")]
 NumWorkers = Annotated[Text, option("Processes that prepare batches. Default: 0.", LOOP, "INTEGER")]
+NvmlInterval = Annotated[
+    Text, option("On a GPU: seconds between readings of the NVIDIA driver; 0: none. Default: 0.2.", LOOP, "SECONDS")
+]
 
 Out = Annotated[Text, option("Run folder. Default: a dated folder under runs/.", OUTPUT, "FOLDER")]
 Overwrite = Annotated[bool, option("Replace the run that --out holds.", OUTPUT, name="--overwrite")]
@@ -160,6 +163,14 @@ LoggingSteps = Annotated[
 ]
 Track = Annotated[
     Texts, option("Log to tensorboard, wandb, mlflow or trackio as well; repeatable. Default: none.", OUTPUT, "NAME")
+]
+Tolerance = Annotated[
+    Text,
+    option(
+        "After the run, exit with code 6 where memory is off its prediction by more than this. Default: never.",
+        OUTPUT,
+        "PERCENT",
+    ),
 ]
 Recipe = Annotated[Text, option("Start from a recipe; flags beat it.", OUTPUT, "NAME|FILE")]
 Set = Annotated[Texts, option("Set any field, such as loop.accum=2; repeatable.", OUTPUT, "A.B=C", name="--set")]

@@ -61,6 +61,7 @@ def train(
     profile_memory: o.ProfileMemory = None,
     seed: o.Seed = None,
     num_workers: o.NumWorkers = None,
+    nvml_interval: o.NvmlInterval = None,
     out: o.Out = None,
     overwrite: o.Overwrite = False,
     resume: o.Resume = False,
@@ -68,6 +69,7 @@ def train(
     keep: o.Keep = None,
     logging_steps: o.LoggingSteps = None,
     track: o.Track = None,
+    tolerance: o.Tolerance = None,
     recipe: o.Recipe = None,
     sets: o.Set = None,
     dry_run: o.DryRun = False,
@@ -89,3 +91,5 @@ def train(
     else:
         record = pipeline.train(spec, progress=progress, resume=resume, overwrite=overwrite)
     emit(record, json=as_json, quiet=quiet)
+    if spec.output.tolerance is not None:
+        progress.note(pipeline.check_prediction(record, spec.output.tolerance))

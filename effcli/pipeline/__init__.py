@@ -1,5 +1,5 @@
 """The Python API: `resolve_spec` with `plan` and `train`, `resolve_estimate` with `estimate`, `resolve_search` with
-`search`, `resolve_comparison` with `compare` and `plan_comparison`; and `inspect`."""
+`search`, `resolve_comparison` with `compare` and `plan_comparison`; `inspect`; `doctor` and `read_history`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from effcli.pipeline.comparing.planned import plan_comparison
 from effcli.pipeline.comparing.runs import compare
 from effcli.pipeline.comparing.settings import Comparison, resolve_comparison
 from effcli.pipeline.comparing.verdict import check_compared, checking_compared
+from effcli.pipeline.doctoring.verdict import check_requested_device
 from effcli.pipeline.estimate_settings import resolve_estimate, resolve_search
 from effcli.pipeline.estimating import estimate
 from effcli.pipeline.resolve import resolve_spec
+from effcli.pipeline.tolerance import check_prediction, check_predictions
 from effcli.pipeline.verdicts import check_budget, check_found
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from effcli.engines.base import Progress
+    from effcli.history.record import History
+    from effcli.measure.doctor_record import DoctorRecord
     from effcli.measure.inspection_record import InspectionRecord
     from effcli.measure.record import RunRecord
     from effcli.measure.search_record import SearchRecord
@@ -30,12 +34,17 @@ __all__ = [
     "check_budget",
     "check_compared",
     "check_found",
+    "check_prediction",
+    "check_predictions",
+    "check_requested_device",
     "checking_compared",
     "compare",
+    "doctor",
     "estimate",
     "inspect",
     "plan",
     "plan_comparison",
+    "read_history",
     "resolve_comparison",
     "resolve_estimate",
     "resolve_search",
@@ -43,6 +52,28 @@ __all__ = [
     "search",
     "train",
 ]
+
+
+def doctor(device: str | None = None, *, tell: Callable[[str], object] | None = None) -> DoctorRecord:
+    """Return what works on this machine. `device` is the one that has to, None or auto for the one that a run takes.
+
+    `tell` is given tracebacks, and what processes complained about.
+
+    Raises:
+        UsageError: there is no device of this name.
+    """
+    from effcli.pipeline.doctoring.examine import examine
+    from effcli.spec import build_spec
+
+    wanted = "auto" if device is None else build_spec({"loop": {"device": device}}).loop.device
+    return examine(None if wanted == "auto" else wanted, tell or (lambda text: None))
+
+
+def read_history() -> History:
+    """Return the runs of this machine that are kept, predicted beside measured."""
+    from effcli.history.read import read_history
+
+    return read_history()
 
 
 def inspect(

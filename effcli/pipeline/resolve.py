@@ -21,6 +21,7 @@ CONTINUED = {
     "loop.auto_batch",
     "loop.eval_batch_size",
     "loop.num_workers",
+    "loop.nvml_interval",
     "loop.device",
     "loop.engine",
     "loop.compile",
@@ -32,6 +33,7 @@ CONTINUED = {
     "output.keep",
     "output.logging_steps",
     "output.track",
+    "output.tolerance",
 }
 """Fields that may change when a run is resumed. Every other one changes what is learnt; so does the window, which is
 recomputed: see `effcli.engines.window_schedule`. Activations that are recomputed draw the same dropout."""

@@ -28,7 +28,14 @@ COMPARED_OPTIMIZERS = ("adamw", "adafactor", "adam8bit")
 MOST_SEEDS = 1000
 """Far more than anybody waits for: a larger number is a mistake."""
 
-_MAY_CHANGE = {"output.out", "output.keep", "output.save_every", "output.logging_steps"}
+_MAY_CHANGE = {
+    "output.out",
+    "output.keep",
+    "output.save_every",
+    "output.logging_steps",
+    "output.tolerance",
+    "loop.nvml_interval",
+}
 """Fields that a resumed comparison may change: what its runs measure stays comparable."""
 _LONGEST_NAME = 80
 """Characters of a folder's name that come from an optimizer and its settings."""
@@ -66,6 +73,11 @@ class Comparison:
     def logging_steps(self) -> int:
         """Return the updates between two lines of progress."""
         return self.runs[0].spec.output.logging_steps
+
+    @property
+    def tolerance(self) -> float | None:
+        """Return by how many per cent measured memory may be off its prediction; None for whatever it is."""
+        return self.runs[0].spec.output.tolerance
 
 
 def resolve_comparison(
