@@ -53,6 +53,11 @@ def leave_out_advice() -> None:
     logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that understands control characters."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 def _lasting(stream: TextIO | None, descriptor: int, access: int, *, tell: bool) -> TextIO:
     """Return a stream to a descriptor; one that is closed becomes the null device's, opened for `access`.
 

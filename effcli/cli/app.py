@@ -11,6 +11,7 @@ from effcli import __version__
 from effcli.cli import recipes
 from effcli.cli.boundary import interrupt_on_signals, run_guarded
 from effcli.cli.compare import compare
+from effcli.cli.doctor import doctor
 from effcli.cli.estimate import estimate
 from effcli.cli.gpus import gpus
 from effcli.cli.inspect import InspectCommand, inspect
@@ -55,6 +56,7 @@ app.command()(models)
 app.command()(gpus)
 app.command()(report)
 app.command()(optimizers)
+app.command()(doctor)
 app.add_typer(recipes.app, name="recipes")
 
 

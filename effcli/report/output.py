@@ -7,14 +7,19 @@ import json as json_format
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
+
+from effcli.streams import is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from effcli.history.record import History
     from effcli.measure.comparison_record import ComparisonRecord
+    from effcli.measure.doctor_record import DoctorRecord
     from effcli.measure.estimate_record import EstimateRecord
     from effcli.measure.inspection_record import InspectionRecord
     from effcli.measure.record import RunRecord
@@ -22,11 +27,6 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 80
 """Width where there is no terminal to ask and COLUMNS is not set."""
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that understands control characters."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def make_console(stderr: bool) -> Console:
@@ -124,6 +124,36 @@ def emit_comparison(
     if said and is_terminal(sys.stdout):
         record = record.model_copy(update={"runs": tuple(run.model_copy(update={"notes": ()}) for run in record.runs)})
     render_comparison(record, make_console(stderr=False), notes=not quiet, folder=folder)
+
+
+def emit_doctor(record: DoctorRecord, json: bool, quiet: bool) -> None:
+    """Write what a doctor found to stdout: one JSON document, or a line for each check, with `quiet` for problems."""
+    if json:
+        emit_json(record.model_dump(mode="json"))
+        return
+    from effcli.report.doctor import render_doctor
+
+    render_doctor(record, make_console(stderr=False), quiet=quiet)
+
+
+def emit_history(history: History, json: bool) -> None:
+    """Write the history of runs to stdout: one JSON document, or the tables."""
+    if json:
+        emit_json(history.model_dump(mode="json"))
+        return
+    from effcli.report.history import render_history
+
+    render_history(history, make_console(stderr=False))
+
+
+@contextmanager
+def waiting(text: str, quiet: bool) -> Iterator[None]:
+    """Say on stderr what is being waited for, on a terminal and for that long only."""
+    if quiet or not is_terminal(sys.stderr):
+        yield
+        return
+    with make_console(stderr=True).status(text):
+        yield
 
 
 def emit_files(files: Mapping[str, Path], json: bool) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
-from effcli.report.output import is_terminal as stream_is_terminal
 from effcli.report.output import make_console
 from effcli.report.row_progress import row_bar, row_lines
 from effcli.report.text import duration, plain, rate
+from effcli.streams import is_terminal as stream_is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

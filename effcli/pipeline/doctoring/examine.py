@@ -1,0 +1,127 @@
+"""The doctor's round: everything that can be wrong here, none of which can end the round or keep it waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from effcli.measure.doctor_record import CardFacts, DoctorRecord
+from effcli.pipeline.doctoring.asking import Asked, Reply
+from effcli.pipeline.doctoring.cards import check_cards, known_cards
+from effcli.pipeline.doctoring.disk import check_disk
+from effcli.pipeline.doctoring.driver import DriverFacts, check_driver, driver_facts
+from effcli.pipeline.doctoring.findings import Checks, Looking, Tell, guarded
+from effcli.pipeline.doctoring.hub_reach import check_cache, check_hub
+from effcli.pipeline.doctoring.installed import check_packages, check_program, installed, versions
+from effcli.pipeline.doctoring.machine import check_history, check_memory, check_terminal
+from effcli.pipeline.doctoring.torch_check import TorchFacts, check_torch, torch_facts
+from effcli.pipeline.doctoring.visible import check_visible, named_identifiers
+from effcli.pipeline.doctoring.working import AUTO, OPTIMIZERS, check_device, check_optimizer
+
+LOOKING_S = 10.0
+"""Longest time for what is looked at in this process: a name to be resolved, a disk."""
+DRIVER_S = 15.0
+TRYING_S = 90.0
+"""Longest time for what imports torch, which takes a minute from a slow disk."""
+
+Looks = Mapping[str, Callable[[], Checks]]
+
+_BEFORE: Looks = {"effcli": check_program, "packages": check_packages}
+_AFTER: Looks = {
+    "hub": check_hub,
+    "cache": check_cache,
+    "memory": check_memory,
+    "disk": check_disk,
+    "history": check_history,
+    "terminal": check_terminal,
+}
+"""What is looked at beside the rest, and stands before and behind the lines about devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the processes answered; an optimizer whose package is not installed was not asked for."""
+
+    driver: DriverFacts
+    torch: TorchFacts
+    step: Reply
+    optimizers: Mapping[str, Reply]
+
+    @property
+    def cards(self) -> tuple[CardFacts, ...]:
+        """Return the cards of driver and torch."""
+        return known_cards(self.driver, self.torch, named_identifiers(self.driver))
+
+
+def examine(device: str | None, tell: Tell) -> DoctorRecord:
+    """Return what works here. `device` is the one that was asked for, None for the one that a run would take.
+
+    `tell` takes tracebacks, and what processes complained about.
+    """
+    before, after = _started(_BEFORE, tell), _started(_AFTER, tell)
+    answers = _ask(device or AUTO, tell)
+    about_devices = [guarded(name, look, tell) for name, look in _about_devices(answers, device).items()]
+    works = answers.step.answer is not None
+    torch, driver = answers.torch, answers.driver
+    return DoctorRecord(
+        versions={**versions(), "torch_cuda": torch.cuda, "torch_rocm": torch.hip, "driver": driver.driver}
+        | {"nvml": driver.nvml, "driver_cuda": driver.cuda},
+        requested_device=device,
+        device_works=works if device is not None else None,
+        device=answers.step.answer["device"] if answers.step.answer is not None else None,
+        optimizers={OPTIMIZERS[name]: reply.answer is not None for name, reply in answers.optimizers.items()},
+        checks=tuple(
+            check
+            for checks in (*(one.checks() for one in before), *about_devices, *(one.checks() for one in after))
+            for check in checks
+        ),
+        cards=answers.cards,
+    )
+
+
+def _started(looks: Looks, tell: Tell) -> list[Looking]:
+    return [Looking(name, look, limit_s=LOOKING_S, tell=tell) for name, look in looks.items()]
+
+
+def _ask(device: str, tell: Tell) -> Answers:
+    """Ask the driver first, so that what is tried on a card is not counted among what others hold; the rest at once."""
+    with ExitStack() as stack:
+        driver = _replied(stack.enter_context(Asked("driver", limit_s=DRIVER_S)), tell)
+        start = partial(Asked, limit_s=TRYING_S)
+        step = stack.enter_context(start("step", device=device))
+        torch = stack.enter_context(start("torch"))
+        optimizers = {
+            package: stack.enter_context(start("optimizer", name=name, device=device))
+            for package, name in OPTIMIZERS.items()
+            if installed(package) is not None
+        }
+        return Answers(
+            driver=driver_facts(driver),
+            torch=torch_facts(_replied(torch, tell)),
+            step=_replied(step, tell),
+            optimizers={package: _replied(asked, tell) for package, asked in optimizers.items()},
+        )
+
+
+def _replied(asked: Asked, tell: Tell) -> Reply:
+    reply = asked.reply()
+    if reply.details:
+        tell(f"{asked.question}: {reply.details}")
+    return reply
+
+
+def _about_devices(answers: Answers, device: str | None) -> Looks:
+    driver, torch, step = answers.driver, answers.torch, answers.step
+    return {
+        "driver": lambda: check_driver(driver),
+        "torch": lambda: check_torch(torch, driver),
+        "visible": lambda: check_visible(answers.cards, driver),
+        "card": lambda: check_cards(answers.cards),
+        "device": lambda: check_device(step, device, torch, driver),
+        **{
+            package: partial(check_optimizer, package, answers.optimizers.get(package), step.answer is not None)
+            for package in OPTIMIZERS
+        },
+    }

@@ -1,0 +1,79 @@
+"""One line of a doctor's report, and a check that can neither end the report nor keep it waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from effcli.errors import EffcliError, first_line
+from effcli.masking import masked
+from effcli.measure.doctor_record import Check, CheckStatus
+from effcli.units import cut
+
+Checks = tuple[Check, ...]
+Tell = Callable[[str], object]
+"""Takes what is only for who wants to know more, such as a traceback."""
+
+LONGEST_QUOTE = 300
+"""Characters of what a library or a system said, which may be pages."""
+
+
+def ok(name: str, text: str) -> Check:
+    """Return the line of something that is well."""
+    return _check(name, "ok", text)
+
+
+def note(name: str, text: str, remedy: str = "") -> Check:
+    """Return the line of something that is not there, though nothing is broken."""
+    return _check(name, "note", text, remedy)
+
+
+def problem(name: str, text: str, remedy: str = "") -> Check:
+    """Return the line of something that is broken; `remedy` is what to type or do."""
+    return _check(name, "problem", text, remedy)
+
+
+def _check(name: str, status: CheckStatus, text: str, remedy: str = "") -> Check:
+    return Check(name=name, status=status, text=masked(text), remedy=masked(remedy))
+
+
+def quoted(text: str) -> str:
+    """Return what somebody else said, on one line, without secrets and not too long."""
+    return cut(masked(" ".join(text.split())), LONGEST_QUOTE)
+
+
+def in_words(error: BaseException) -> str:
+    """Return an exception on one line: our own text alone, and others' behind their kind."""
+    return str(error) if isinstance(error, EffcliError) else quoted(f"{type(error).__name__}: {first_line(error)}")
+
+
+def guarded(name: str, look: Callable[[], Checks], tell: Tell) -> Checks:
+    """Return what `look` finds; where it fails itself, one problem with the kind of the fault."""
+    try:
+        return look()
+    except Exception as error:
+        tell(masked(traceback.format_exc()))
+        return (problem(name, f"could not be checked: {in_words(error)}", "--verbose shows where"),)
+
+
+class Looking:
+    """A guarded check that goes on beside others, and is left behind when it takes too long.
+
+    It runs in a thread that does not keep the process from ending: a network drive that hangs lets nobody go.
+    """
+
+    def __init__(self, name: str, look: Callable[[], Checks], *, limit_s: float, tell: Tell) -> None:
+        self._name, self._limit_s = name, limit_s
+        self._ends = time.monotonic() + limit_s
+        self._found: list[Checks] = []
+        self._thread = threading.Thread(target=lambda: self._found.append(guarded(name, look, tell)), daemon=True)
+        self._thread.start()
+
+    def checks(self) -> Checks:
+        """Return what was found, or a problem when nothing was in time."""
+        self._thread.join(max(0.0, self._ends - time.monotonic()))
+        if self._found:
+            return self._found[0]
+        return (problem(self._name, f"gave no answer within {self._limit_s:g} s"),)

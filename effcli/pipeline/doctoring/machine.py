@@ -1,0 +1,72 @@
+"""The machine itself: main memory, the terminal, and the history of what was measured here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from effcli.devices import available_to_process
+from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
+from effcli.streams import is_terminal
+from effcli.units import GIB, count, format_bytes
+
+GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says what a container may have, in version 2 and version 1 of control groups."""
+
+_NEEDED_BYTES = 2 * GIB
+"""torch, transformers and the small built-in model take some 700 MiB."""
+
+
+def check_memory() -> Checks:
+    """Return the machine's memory, what is free for this process, and the limit of a container."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    free = available_to_process()
+    limit = group_limit(total)
+    text = f"{format_bytes(total)}, {format_bytes(free)} free" if free is not None else format_bytes(total)
+    if limit is not None:
+        text += f"; the control group (container) allows {format_bytes(limit)}"
+    if free is not None and free < _NEEDED_BYTES:
+        return (note("memory", f"{text}, which is little for a run", "end other programs, or use another machine"),)
+    return (ok("memory", text),)
+
+
+def group_limit(total_bytes: int) -> int | None:
+    """Return the bytes that this process's control group may have; None where that is no less than the machine has."""
+    for path in GROUP_LIMITS:
+        try:
+            limit = int(path.read_text())
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+        return limit if limit < total_bytes else None
+    return None
+
+
+def check_terminal() -> Checks:
+    """Return what the output goes to: its width, whether it has colours, and characters beyond ASCII."""
+    encoding = sys.stdout.encoding or "ascii"
+    if not is_terminal(sys.stdout):
+        kind = "a terminal without control characters" if sys.stdout.isatty() else "not a terminal"
+        return (ok("terminal", f"{kind}: no colour; {encoding}"),)
+    colour = "without colour (NO_COLOR)" if os.environ.get("NO_COLOR") else f"colour ({os.environ.get('TERM', '')})"
+    columns = shutil.get_terminal_size().columns
+    return (ok("terminal", f"{columns} columns, {colour}, {encoding}"),)
+
+
+def check_history() -> Checks:
+    """Return where the history of measured runs is kept, and how many it has."""
+    from effcli.history.read import read_history
+
+    history = read_history()
+    if history.file is None and history.reason is None:
+        return (note("history", "not kept, since EFFCLI_HISTORY is off"),)
+    if history.reason is not None:
+        text = f"{history.file or 'its file'} cannot be read: {history.reason}"
+        return (problem("history", text, "export EFFCLI_HISTORY=FILE, a file of yours, or =off"),)
+    text = f"{history.file}: {count(len(history.runs), 'run')}"
+    if history.num_damaged:
+        return (note("history", f"{text}, and {count(history.num_damaged, 'line')} that could not be read"),)
+    return (ok("history", text),)
