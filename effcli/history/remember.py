@@ -90,10 +90,15 @@ def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
 
 
 def _context_how(record: RunRecord, measured: Measured) -> str | None:
+    """Return how the context was measured where that was second best; None also where it was not measured."""
     context = measured.nvml.context
-    if context.how is None and context.last_bytes is not None and record.optimizer.placements.get(Placement.PAGED):
+    if context.how is not None or context.last_bytes is None:
+        return context.how
+    if measured.nvml.reason is not None:  # kernels are loaded when they are first used, so that more came later
+        return "read last before the run's end"
+    if record.optimizer.placements.get(Placement.PAGED):
         return "with what the optimizer's paged state has on the device"
-    return context.how
+    return None
 
 
 def _begins_again(record: RunRecord) -> bool:
@@ -104,7 +109,12 @@ def _begins_again(record: RunRecord) -> bool:
 def _model_name(name: str) -> str:
     """Return the name of a model as it was given, of a folder the last part alone."""
     folder = at_home(name)
-    if folder.exists() or ("/" in name and not _HUB_ID.fullmatch(name)) or "\\" in name or name.startswith((".", "~")):
+    if (
+        os.path.exists(folder)
+        or ("/" in name and not _HUB_ID.fullmatch(name))
+        or "\\" in name
+        or name.startswith((".", "~"))
+    ):
         name = Path(os.path.abspath(folder)).name
     return _text(name)
 
