@@ -12,6 +12,9 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow test-kill check format accuracy accuracy-public accuracy-gpu bench catalogue clean
 
+# Figures that are compared are neither kept in a person's history nor made with what was learnt there.
+test test-slow test-kill accuracy accuracy-public accuracy-gpu bench: export EFFCLI_HISTORY = off
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
