@@ -67,6 +67,19 @@ class DeviceMoment(Fact):
     device_bytes: int | None = None
 
 
+class OthersFacts(Fact):
+    """What other processes hold of a device at one moment, `num_bytes`; None, with the `reason`, where not known.
+
+    `with_driver` says that what the driver keeps for itself is among them, as it does not tell that apart.
+    `device_bytes` are all that is in use, this process's included; None where that is not known either.
+    """
+
+    num_bytes: int | None = None
+    device_bytes: int | None = None
+    with_driver: bool = False
+    reason: str | None = None
+
+
 class NvmlFacts(Fact):
     """What the NVIDIA driver said of the device, sampled every `interval_s` seconds while the run lasted.
 

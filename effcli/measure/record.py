@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from effcli.facts import Fact
-from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
+from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts, OthersFacts
 from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 from effcli.units import StateAmount
 
@@ -174,7 +174,8 @@ class OutOfMemoryFacts(Fact):
     `doing` is the part of the run; `update` the one that was being made or was evaluated, 0 before the first; `rows`
     and `tokens` the shape of the batch, None where none was in the model. `planned` is the phase of the plan's peak at
     that shape, None where nothing is planned. `changes` and `largest_batch_size` are held against `budget_bytes`.
-    `available_bytes` are those of the device after the failure. `next_sizes` are those that the run began again with.
+    `available_bytes` are those of the device after the failure, `others` what other processes held of it then, None on
+    a CPU. `next_sizes` are those that the run began again with.
     """
 
     device: str
@@ -189,6 +190,7 @@ class OutOfMemoryFacts(Fact):
     peak_reserved_bytes: int | None
     peak_rss_bytes: int
     available_bytes: int | None
+    others: OthersFacts | None = None
     budget_bytes: int | None = None
     changes: tuple[Change, ...] = ()
     largest_batch_size: int | None = None
@@ -236,6 +238,11 @@ class RunRecord(Fact):
     out_of_memory: tuple[OutOfMemoryFacts, ...] = ()
     status: Status = "planned"
     failure: str | None = None
+
+    @property
+    def is_on_cuda(self) -> bool:
+        """Return whether the run's device is a CUDA device."""
+        return str(self.environment.get("device", "")).startswith("cuda")
 
     @property
     def comparable_planned_peak_bytes(self) -> int | None:
