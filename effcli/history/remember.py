@@ -66,18 +66,22 @@ def entry_of(record: RunRecord, now: datetime) -> HistoryEntry:
 
 
 def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
-    """Return what was measured, each with what was predicted for it.
+    """Return what was measured, each with what was predicted for it: of the allocator, what updates took.
 
     The context is that of the last reading, when nothing is allocated any more: the driver and the allocator are asked
     one after the other, and meanwhile a run takes more.
     """
-    plan, allocator, nvml = record.optimizer.plan, measured.allocator, measured.nvml
+    plan, nvml = record.optimizer.plan, measured.nvml
+    updates = measured.allocator.of_updates if measured.allocator else None
     amounts = {
         "optimizer_state": (record.optimizer.state_bytes, measured.optimizer_state_bytes),
-        "peak_allocated": (record.comparable_planned_peak_bytes, measured.peak_allocated_bytes),
+        "peak_allocated": (
+            record.comparable_planned_peak_bytes,
+            updates.peak_allocated_bytes if updates else measured.peak_allocated_bytes,
+        ),
         "peak_reserved": (
             plan.peak_reserved_bytes if plan else None,
-            allocator.peak_reserved_bytes if allocator else None,
+            updates.peak_reserved_bytes if updates else None,
         ),
         "context": (plan.context_bytes if plan else None, nvml.context.last_bytes),
         "process": (plan.device_total_bytes if plan else None, nvml.process.peak_bytes),

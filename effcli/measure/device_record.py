@@ -11,6 +11,9 @@ from effcli.facts import Fact
 Doing = Literal["loading", "forward", "backward", "step", "evaluation"]
 """Parts of a run in which memory is counted, or may run out."""
 
+OF_UPDATES: tuple[Doing, ...] = ("forward", "backward", "step")
+"""The parts of an update, which are planned."""
+
 
 class Amount(Fact):
     """An amount of device memory over a run: the highest and the last that was read.
@@ -49,6 +52,21 @@ class AllocatorFacts(Fact):
     first_step_reason: str | None = None
     cublas_workspace_bytes: int | None = None
     cublas_reason: str | None = None
+
+    @property
+    def of_updates(self) -> PhasePeak | None:
+        """Return the most that updates took, which is what a plan speaks of; an evaluation may take more.
+
+        It is all that was counted where nothing was counted part by part; None where no update was.
+        """
+        whole = PhasePeak(peak_allocated_bytes=self.peak_allocated_bytes, peak_reserved_bytes=self.peak_reserved_bytes)
+        parts = [self.phases[part] for part in OF_UPDATES if part in self.phases] if self.phases else [whole]
+        if not parts:
+            return None
+        return PhasePeak(
+            peak_allocated_bytes=max(part.peak_allocated_bytes for part in parts),
+            peak_reserved_bytes=max(part.peak_reserved_bytes for part in parts),
+        )
 
 
 class DeviceMoment(Fact):
