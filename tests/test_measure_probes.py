@@ -1,4 +1,4 @@
-"""Probes against real models and real steps; the driver is a fake, its errors are the real ones."""
+"""Probes against real models and real steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import pynvml
 import pytest
 import torch
 
-from effcli.measure.nvml import read_nvml
-from effcli.measure.peak import StepProbe, cuda_peak_allocated_bytes, peak_rss_bytes, reset_cuda_peak
+from effcli.measure.peak import StepProbe, peak_rss_bytes
 from effcli.measure.throughput import ThroughputMeter
 from tests.jobs import ENGINES, rows, run_job, tiny_model
 from tests.tiny_models import set_gradients, tiny_distilbert, tiny_gpt2
-
-CUDA = torch.device("cuda", 0)
 
 
 def first_lr(optimizer: torch.optim.Optimizer) -> float:
@@ -250,117 +246,3 @@ def test_without_the_process_file_the_resident_set_comes_from_getrusage(monkeypa
     exact = peak_rss_bytes()
     monkeypatch.setattr("effcli.measure.peak._LINUX_STATUS", SimpleNamespace(read_text=lambda: ""))
     assert peak_rss_bytes() >= exact - 2**20
-
-
-def test_a_cpu_has_no_allocator_peak() -> None:
-    reset_cuda_peak(torch.device("cpu"))
-    assert cuda_peak_allocated_bytes(torch.device("cpu")) is None
-
-
-class Driver:
-    """Stands for the module `pynvml` with one device; answers what it is given, or raises it."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, *, init: Any = None, memory: Any = 17 * 2**30, processes: Any = (), uuid: str = "GPU-1") -> None:
-        self.init, self.memory, self.processes, self.uuid = init, memory, processes, uuid
-        self.shutdowns = 0
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self._answer(self.init)
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.shutdowns += 1
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid != self.uuid:
-            raise pynvml.NVMLError_NotFound
-        return uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(used=self._answer(self.memory))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self._answer(self.processes)]
-
-    @staticmethod
-    def _answer(value: Any) -> Any:
-        if isinstance(value, type) and issubclass(value, Exception):
-            raise value
-        return value
-
-
-def test_a_run_on_a_cpu_asks_no_driver() -> None:
-    for device in (None, torch.device("cpu")):
-        facts = read_nvml(device, nvml=Driver(init=AssertionError))
-        assert facts.device.peak_bytes is None
-        assert facts.reason == "the run was on cpu, not on an NVIDIA GPU"
-
-
-@pytest.mark.parametrize("uuid", ["GPU-1", "MIG-1"])
-def test_the_driver_counts_device_and_process(uuid: str) -> None:
-    driver = Driver(processes=[(1, 5), (os.getpid(), 16 * 2**30)], uuid=uuid)
-    facts = read_nvml(CUDA, nvml=driver, uuid="1")
-    assert (facts.device.peak_bytes, facts.process.peak_bytes, facts.reason) == (17 * 2**30, 16 * 2**30, None)
-    assert driver.shutdowns == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (pynvml.NVMLError_LibraryNotFound, "was not found"),
-        (pynvml.NVMLError_DriverNotLoaded, "is not loaded"),
-        (pynvml.NVMLError_LibRmVersionMismatch, "different versions"),
-        (pynvml.NVMLError_Unknown, "Unknown"),
-        (OSError, "OSError"),
-    ],
-)
-def test_a_driver_that_does_not_start_is_a_reason_and_is_not_shut_down(error: type, expected: str) -> None:
-    driver = Driver(init=error)
-    facts = read_nvml(CUDA, nvml=driver, uuid="1")
-    assert (facts.device.peak_bytes, facts.process.peak_bytes) == (None, None)
-    assert expected in facts.reason
-    assert driver.shutdowns == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(pynvml.NVMLError_NoPermission, "no permission"), (pynvml.NVMLError_NotSupported, "does not support")],
-)
-def test_a_device_that_does_not_answer_is_a_reason(error: type, expected: str) -> None:
-    driver = Driver(memory=error)
-    facts = read_nvml(CUDA, nvml=driver, uuid="1")
-    assert facts.device.peak_bytes is None
-    assert expected in facts.reason
-    assert driver.shutdowns == 1
-
-
-def test_an_unknown_device_is_a_reason() -> None:
-    assert "does not know this device" in read_nvml(CUDA, nvml=Driver(), uuid="other").reason
-
-
-@pytest.mark.parametrize(
-    ("processes", "expected"),
-    [
-        ([(os.getpid(), None)], "the driver doesn't report it"),
-        ([(os.getpid(), 2**64 - 1)], "the driver doesn't report it"),
-        ([(645400, 9 * 2**30)], "does not list this process"),
-        (pynvml.NVMLError_NotSupported, "does not support"),
-    ],
-)
-def test_a_process_without_a_number_is_neither_zero_nor_huge(processes: Any, expected: str) -> None:
-    facts = read_nvml(CUDA, nvml=Driver(processes=processes), uuid="1")
-    assert (facts.device.peak_bytes, facts.process.peak_bytes) == (17 * 2**30, None)
-    assert expected in facts.process.reason
-
-
-def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_nvml(CUDA).reason == "the package nvidia-ml-py is not installed"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_the_real_library_without_a_gpu_gives_a_reason() -> None:
-    facts = read_nvml(CUDA)
-    assert facts.device.peak_bytes is None
-    assert facts.reason

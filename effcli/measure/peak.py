@@ -94,29 +94,3 @@ def peak_rss_bytes() -> int:
 
     maximum = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return maximum if sys.platform == "darwin" else maximum * 1024
-
-
-def reset_cuda_peak(device: torch.device) -> None:
-    """Start the allocator's peak afresh; nothing on another device."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def cuda_peak_allocated_bytes(device: torch.device) -> int | None:
-    """Return the most bytes that tensors took in torch's CUDA allocator since the reset; None on another device."""
-    if device.type != "cuda":
-        return None
-    import torch
-
-    return int(torch.cuda.max_memory_allocated(device))
-
-
-def cuda_peak_reserved_bytes(device: torch.device) -> int | None:
-    """Return the most bytes that torch's CUDA allocator held since the reset; None on another device."""
-    if device.type != "cuda":
-        return None
-    import torch
-
-    return int(torch.cuda.max_memory_reserved(device))

@@ -21,6 +21,11 @@ PATIENCE_S = 5.0
 """Seconds that a run waits for an answer at its end; the driver's answers take milliseconds."""
 
 
+def pause_s(interval_s: float, taken_s: float) -> float:
+    """Return the seconds to wait after a sample that took some of a processor, so that it takes `SHARE` at most."""
+    return max(interval_s, taken_s / SHARE)
+
+
 class OpenCard(Protocol):
     """A card while the driver is open."""
 
@@ -141,7 +146,7 @@ class Sampler:
             before_s = self._processor_clock()
             self._sample(card)
             taken_s = self._processor_clock() - before_s
-            self._is_over.wait(max(self._interval_s, taken_s / SHARE))
+            self._is_over.wait(pause_s(self._interval_s, taken_s))
 
     def _sample(self, card: OpenCard) -> None:
         """Take one sample.

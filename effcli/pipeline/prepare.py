@@ -12,11 +12,13 @@ from effcli.data.fingerprint import fingerprint
 from effcli.data.source import load_tables
 from effcli.data.tokenise import texts, tokenise
 from effcli.data.tokenizer import build_tokenizer
-from effcli.devices import check_precision, refuse_many_processes, resolve_device, weights_dtype
+from effcli.devices import activate, check_precision, refuse_many_processes, resolve_device, weights_dtype
 from effcli.engines.compiling import check_compiles
 from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
 from effcli.interruption import stop_if_interrupted
+from effcli.measure.device_monitor import read_baseline
+from effcli.measure.device_samples import Baseline
 from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
 from effcli.models.lengths import longest_target
@@ -44,7 +46,8 @@ class Prepared:
     """A run with everything decided and the data read; `spec` is the resolved one.
 
     `rows_fingerprint` returns that of the training rows and computes it at most once. `origin` is where the run began
-    to take windows of this size: not at its start only where a resumed run changed it.
+    to take windows of this size: not at its start only where a resumed run changed it. `baseline` is what the device
+    had in use before this process worked on it, None on a CPU.
     """
 
     spec: RunSpec
@@ -59,6 +62,7 @@ class Prepared:
     rows_fingerprint: Callable[[], str]
     notes: tuple[str, ...]
     origin: Position = START
+    baseline: Baseline | None = None
 
     @property
     def window_schedule(self) -> WindowSchedule:
@@ -131,6 +135,7 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
         data=data,
         rows_fingerprint=cache(lambda: fingerprint(data.train)),
         notes=tuple(notes),
+        baseline=settled.baseline,
     )
 
 
@@ -142,6 +147,7 @@ class _Settled:
     device: torch.device
     entry: OptimizerEntry
     hyper: Hyper
+    baseline: Baseline | None
 
 
 def _settle(spec: RunSpec) -> _Settled:
@@ -155,6 +161,8 @@ def _settle(spec: RunSpec) -> _Settled:
     check_services(spec.output.track)
     check_model_flags(spec.model)
     device = resolve_device(spec.loop.device)
+    baseline = read_baseline(device, interval_s=spec.loop.nvml_interval)
+    activate(device)
     check_precision(spec.loop.precision, device)
     if spec.loop.compile:
         check_compiles(device)
@@ -164,7 +172,7 @@ def _settle(spec: RunSpec) -> _Settled:
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)
     registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
-    return _Settled(spec=spec, device=device, entry=entry, hyper=hyper)
+    return _Settled(spec=spec, device=device, entry=entry, hyper=hyper, baseline=baseline)
 
 
 def _settings_notes(settled: _Settled) -> Iterator[str]:

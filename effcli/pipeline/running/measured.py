@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from effcli.measure.nvml import read_nvml
-from effcli.measure.peak import cuda_peak_allocated_bytes, peak_rss_bytes
+from effcli.measure.peak import peak_rss_bytes
 from effcli.measure.record import EvalFacts, Measured, ProfiledUpdate
 
 if TYPE_CHECKING:
     import torch
 
     from effcli.engines.session import Evaluation, TrainingSession
+    from effcli.measure.device_monitor import DeviceMonitor
     from effcli.measure.optimizer_size import OptimizerSize
     from effcli.measure.peak import StepProbe
     from effcli.measure.precision import WeightChanges
@@ -21,13 +21,20 @@ def measured(
     session: TrainingSession,
     *,
     device: torch.device,
+    monitor: DeviceMonitor,
     size: OptimizerSize,
     probe: StepProbe,
     weight_changes: WeightChanges,
     profiled: ProfiledUpdate | None,
 ) -> Measured:
-    """Return the bytes, elements and counts of a run, read now; on a CPU the peak is that of the profiled update."""
+    """Return the bytes, elements and counts of a run, read now; on a CPU the peak is that of the profiled update.
+
+    Ends the sampling of the device, while everything that the run holds there is still in its place.
+    """
+    monitor.stop()
+    allocator = monitor.allocator_facts()
     profiled = profiled if device.type == "cpu" else None
+    counted = allocator or profiled
     return Measured(
         weights_bytes=probe.weights_bytes,
         gradients_bytes=probe.gradients_bytes,
@@ -35,10 +42,11 @@ def measured(
         optimizer_state_elements=size.state_elements,
         tensors=size.tensors,
         parameters_without_state=size.without_state,
-        peak_allocated_bytes=profiled.peak_allocated_bytes if profiled else cuda_peak_allocated_bytes(device),
+        peak_allocated_bytes=counted.peak_allocated_bytes if counted else None,
         profiled=profiled,
         peak_rss_bytes=peak_rss_bytes(),
-        nvml=read_nvml(device),
+        allocator=allocator,
+        nvml=monitor.nvml_facts(),
         skipped_updates=sum(line.skipped for line in session.history),
         weight_changes=weight_changes.result(),
     )

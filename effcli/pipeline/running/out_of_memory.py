@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from effcli.devices import available_bytes
 from effcli.errors import OutOfMemoryError, TraceError
-from effcli.measure.device_record import Doing
-from effcli.measure.peak import cuda_peak_allocated_bytes, cuda_peak_reserved_bytes, peak_rss_bytes
+from effcli.measure import device_monitor
+from effcli.measure.device_record import Doing, OthersFacts
+from effcli.measure.others import held_by_others
+from effcli.measure.peak import peak_rss_bytes
 from effcli.measure.record import BatchSizes, OutOfMemoryFacts
 from effcli.memory.fit import is_enough
 from effcli.memory.plan import MemoryPlan
@@ -20,6 +22,7 @@ from effcli.units import count, format_bytes
 if TYPE_CHECKING:
     import torch
 
+    from effcli.measure.cuda_allocator import Peaks
     from effcli.measure.whereabouts import Whereabouts
     from effcli.pipeline.prepare import Prepared
 
@@ -34,22 +37,34 @@ class RunOutOfMemoryError(OutOfMemoryError):
         self.facts = facts
 
 
-def facts_of(prepared: Prepared, error: str, *, updates_done: int, whereabouts: Whereabouts) -> OutOfMemoryFacts:
-    """Return where memory ran out, in the update after those done or in the evaluation, and what was measured."""
+def facts_of(
+    prepared: Prepared, error: str, *, updates_done: int, whereabouts: Whereabouts, peaks: Peaks | None
+) -> OutOfMemoryFacts:
+    """Return where memory ran out, in the update after those done or in the evaluation, and what was measured.
+
+    `peaks` are those of torch's CUDA allocator, None on a CPU.
+    """
     doing = whereabouts.doing
     update = updates_done if doing == "evaluation" else updates_done + 1
-    return _facts(prepared, error, doing=doing, update=update, rows=whereabouts.rows, tokens=whereabouts.tokens)
+    return _facts(prepared, error, peaks, doing=doing, update=update, rows=whereabouts.rows, tokens=whereabouts.tokens)
 
 
-def loading_facts(prepared: Prepared, error: str, plan: MemoryPlan | None) -> OutOfMemoryFacts:
+def loading_facts(prepared: Prepared, error: str, plan: MemoryPlan | None, peaks: Peaks | None) -> OutOfMemoryFacts:
     """Return that memory ran out while the model was loaded, and what its weights take by the plan of the run."""
     alone = f"the weights alone take {format_bytes(plan.phases['forward'].weights_bytes)}; " if plan else ""
-    facts = _facts(prepared, error, doing="loading", update=0)
+    facts = _facts(prepared, error, peaks, doing="loading", update=0)
     return facts.model_copy(update={"advice": f"{alone}use {_ELSEWHERE}"})
 
 
 def _facts(
-    prepared: Prepared, error: str, *, doing: Doing, update: int, rows: int | None = None, tokens: int | None = None
+    prepared: Prepared,
+    error: str,
+    peaks: Peaks | None,
+    *,
+    doing: Doing,
+    update: int,
+    rows: int | None = None,
+    tokens: int | None = None,
 ) -> OutOfMemoryFacts:
     device: torch.device = prepared.device
     return OutOfMemoryFacts(
@@ -59,12 +74,21 @@ def _facts(
         sizes=sizes_of(prepared.spec.loop),
         rows=rows,
         tokens=tokens,
-        peak_allocated_bytes=cuda_peak_allocated_bytes(device),
-        peak_reserved_bytes=cuda_peak_reserved_bytes(device),
+        peak_allocated_bytes=peaks.allocated_bytes if peaks else None,
+        peak_reserved_bytes=peaks.reserved_bytes if peaks else None,
         peak_rss_bytes=peak_rss_bytes(),
-        available_bytes=available_bytes(device),
+        available_bytes=_available_bytes(device),
+        others=held_by_others(device_monitor.cuda_device(device)),
         error=error,
     )
+
+
+def _available_bytes(device: torch.device) -> int | None:
+    """Return what the device has free now; None where it does not answer, as after a fault of CUDA."""
+    try:
+        return available_bytes(device)
+    except RuntimeError:
+        return None
 
 
 def going_on(facts: OutOfMemoryFacts, sizes: BatchSizes) -> OutOfMemoryFacts:
@@ -172,3 +196,14 @@ def _measured(facts: OutOfMemoryFacts) -> Iterator[str]:
         yield f"{format_bytes(facts.peak_rss_bytes)} resident at most, Python and libraries included"
     if facts.available_bytes is not None:
         yield f"{format_bytes(facts.available_bytes)} free now"
+    if facts.others is not None:
+        yield from _others(facts.others)
+
+
+def _others(others: OthersFacts) -> Iterator[str]:
+    """Yield what others hold of the card, or all that is in use of it where that is not known."""
+    if others.num_bytes is not None:
+        held = format_bytes(others.num_bytes) if others.num_bytes else "nothing"
+        yield f"other processes{' and the driver' if others.with_driver else ''} hold {held} of the card"
+    elif others.device_bytes is not None:
+        yield f"{format_bytes(others.device_bytes)} of the card are in use in all"

@@ -23,7 +23,7 @@ from effcli.errors import InterruptedRunError, WriteError
 from effcli.files import write_folder, write_text
 from effcli.history.remember import remember
 from effcli.masking import masked
-from effcli.measure.peak import reset_cuda_peak
+from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.record import OutOfMemoryFacts, RunRecord, UpdateFacts
 from effcli.models.kv_cache import without_kv_cache
 from effcli.models.lora import save_model
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
     """What a run is made of: what was prepared and built, its folder, who is told how it goes, what is known of it
-    before it begins, where it starts from, what explains that memory ran out, and what plans the profiled update."""
+    before it begins, where it starts from, what watches its device, what explains that memory ran out, and what plans
+    the profiled update."""
 
     prepared: Prepared
     built: Built
@@ -64,6 +65,7 @@ class RunParts:
     progress: Progress
     record: RunRecord
     start: Start
+    monitor: DeviceMonitor
     explain: Callable[[OutOfMemoryFacts], OutOfMemoryFacts]
     plan_window: PlanWindow
 
@@ -75,10 +77,11 @@ class Run:
         prepared, built, start = parts.prepared, parts.built, parts.start
         self._prepared, self._model, self._start, self._explain = prepared, built.model, start, parts.explain
         self._folder, self._progress, self._record = parts.folder, parts.progress, parts.record
+        self._monitor = parts.monitor
         self._loop = _loop(prepared)
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
-        self._watchers = Watchers(prepared, built.model, self._optimizer, self._loop, start)
+        self._watchers = Watchers(prepared, built.model, self._optimizer, self._loop, start, self._monitor)
         self._store = CheckpointStore(parts.folder.checkpoints, keep=prepared.spec.output.keep, damaged=start.damaged)
         self._window_loss = WindowLoss(prepared.problem.objective)
         self._tracking = Tracking(prepared.spec, parts.folder, parts.progress)
@@ -143,7 +146,6 @@ class Run:
         """Run the engine, save the model, and return the record after writing it."""
         prepared = self._prepared
         engine = import_module(f"effcli.engines.{prepared.spec.loop.engine}")
-        reset_cuda_peak(prepared.device)
         try:
             with (
                 explained_write_failure(self._store),
@@ -210,7 +212,13 @@ class Run:
             InterruptedRunError: the run would begin again, but a signal has asked to stop.
         """
         self._watchers.profiling.detach()
-        facts = facts_of(self._prepared, error, updates_done=session.update, whereabouts=self._watchers.whereabouts)
+        facts = facts_of(
+            self._prepared,
+            error,
+            updates_done=session.update,
+            whereabouts=self._watchers.whereabouts,
+            peaks=self._monitor.peaks(),
+        )
         facts = self._explain(facts)
         self._record = self._record.model_copy(update={"out_of_memory": (*self._record.out_of_memory, facts)})
         if facts.next_sizes is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
 from effcli.interruption import stop_if_interrupted
+from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.record import OutOfMemoryFacts, RunRecord
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
@@ -123,11 +124,27 @@ def _run(
     overwrite: bool,
     stop_after_updates: int | None,
 ) -> RunRecord:
-    """Build the model, write the recipe, and train; see `train` for what it raises."""
+    """Build the model and train, with the device watched all the while; see `train` for what it raises."""
+    prepared = attempt.prepared
+    interval_s = prepared.spec.loop.nvml_interval
+    with DeviceMonitor(prepared.device, interval_s=interval_s, baseline=prepared.baseline) as monitor:
+        return _built(attempt, folder, lock, progress, monitor, overwrite=overwrite).execute(stop_after_updates)
+
+
+def _built(
+    attempt: _Attempt,
+    folder: RunFolder,
+    lock: RunLock,
+    progress: Progress,
+    monitor: DeviceMonitor,
+    *,
+    overwrite: bool,
+) -> Run:
+    """Build the model, open the folder and write the recipe; see `train` for what it raises."""
     prepared, start = attempt.prepared, attempt.start
     out = str(prepared.spec.output.out)
     planned = attempt.planner.plan(prepared, progress)
-    with explained_out_of_memory(lambda error: loading_facts(prepared, error, planned)):
+    with explained_out_of_memory(lambda error: loading_facts(prepared, error, planned, monitor.peaks())):
         built = build(prepared, meta=False)
     if start.checkpoint:  # the weights come from the checkpoint, whatever they were made of at first
         built = replace(built, weight_notes=())
@@ -145,6 +162,7 @@ def _run(
             progress=progress,
             record=record,
             start=start,
+            monitor=monitor,
             explain=attempt.explain,
             plan_window=attempt.planner.plan_window,
         )
@@ -154,4 +172,4 @@ def _run(
     again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})
     command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
     write_recipe(again, folder.recipe, f"{RECIPE_PURPOSE} {out}\nCommand: {command}")
-    return run.execute(stop_after_updates)
+    return run

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from effcli.engines.clipping import PercentileClipping, clipping_notes
+from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.optimizer_size import inspect_optimizer, state_notes
 from effcli.measure.peak import StepProbe
 from effcli.measure.precision import WeightChanges, precision_notes
@@ -39,23 +40,33 @@ class Watchers:
     """What hooks into model and optimizer of a run: for its rates, sizes, times and places, and for clipping."""
 
     def __init__(
-        self, prepared: Prepared, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loop: Loop, start: Start
+        self,
+        prepared: Prepared,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loop: Loop,
+        start: Start,
+        monitor: DeviceMonitor,
     ) -> None:
         before_s = start.history[-1].training_s if start.history else 0.0
-        self._optimizer, self._loop = optimizer, loop
+        self._optimizer, self._loop, self._monitor = optimizer, loop, monitor
+        self.first_steps = monitor.first_steps(optimizer, is_resumed=start.checkpoint is not None)
         self.probe = StepProbe(model, optimizer, current_lr)
         self.meter = ThroughputMeter(model, time.perf_counter, before_s=before_s)
-        self.whereabouts = Whereabouts(model, optimizer)
+        self.whereabouts = Whereabouts(model, optimizer, monitor.enter)
         self.weight_changes = WeightChanges(model, optimizer)
         self.clipping = PercentileClipping(model, optimizer, loop)
         self.clipping.remember(start.history)
         self.profiling = Profiling(prepared, model, optimizer, self.meter, start.profiled)
+        if self.first_steps is not None:
+            self.first_steps.arm()
 
     def detach(self) -> None:
         """Take the hooks off, the profiler's first."""
         self.profiling.detach()
-        for watcher in (self.probe, self.meter, self.whereabouts, self.weight_changes, self.clipping):
-            watcher.detach()
+        for watcher in (self.probe, self.meter, self.whereabouts, self.weight_changes, self.clipping, self.first_steps):
+            if watcher is not None:
+                watcher.detach()
 
     def seen(self, session: TrainingSession, *, num_updates: int, predicted_state_bytes: int) -> Seen:
         """Return what is known after as many updates of this process, where that many bytes of state were predicted."""
@@ -67,6 +78,7 @@ class Watchers:
             facts = measured(
                 session,
                 device=self._loop.device,
+                monitor=self._monitor,
                 size=size,
                 probe=self.probe,
                 weight_changes=self.weight_changes,
