@@ -17,6 +17,9 @@ _NOT_AVAILABLE = 2**64 - 1
 _ANY_INSTANCE = 2**32 - 1
 """What stands for "no MIG instance" in the driver's list of processes."""
 
+_HIGHEST_ID = 2**22
+"""No process has a higher id: PID_MAX_LIMIT of 64-bit Linux."""
+
 _DIVIDED = (
     "no permission to ask about a whole card that is divided into MIG instances; "
     "name the instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)"
@@ -98,17 +101,33 @@ class Card:
         return Answer(reason=_not_listed(pid, len({process.pid for process in listed})))
 
     def _listed(self, kind: str) -> list[Any]:
-        """Return the driver's list of processes of a kind, of the newest version that it has."""
+        """Return the driver's list of processes of a kind: the newest version of it, or else version 2.
+
+        The first drivers of series 535 have longer entries in version 3 than all others, and some releases of `pynvml`
+        do as they do (nvitop's pull request 79). Where the two differ, entries are shifted, and what is read as process
+        ids is none; version 2 never changed.
+        """
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        for _ in range(2):
+        try:
+            processes = self._list(name)
+        except Exception as error:
+            if code_of(error) != failures.FUNCTION_NOT_FOUND:
+                raise
+            return self._list(f"{name}_v2")
+        if not all(0 < process.pid <= _HIGHEST_ID for process in processes):
+            return self._list(f"{name}_v2")
+        return processes
+
+    def _list(self, function: str) -> list[Any]:
+        """Return what a function lists; asked again where processes were added while it was read."""
+        for _ in range(3):
             try:
-                return list(getattr(self.binding, name)(self.handle))
+                return list(getattr(self.binding, function)(self.handle))
             except Exception as error:
-                if code_of(error) == failures.FUNCTION_NOT_FOUND:
-                    break
                 if code_of(error) != failures.INSUFFICIENT_SIZE:
                     raise
-        return list(getattr(self.binding, f"{name}_v2")(self.handle))
+                failure = error
+        raise failure
 
     def _is_here(self, process: Any) -> bool:
         """Tell whether an entry belongs to this device: a MIG instance may list those of its neighbours."""

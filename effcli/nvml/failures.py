@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from effcli.errors import first_line
+from effcli.nvml.names import readable
 from effcli.units import cut
 
 
@@ -19,8 +20,8 @@ class DriverLostError(NvmlUnavailableError):
 
 
 NO_PACKAGE = "the package nvidia-ml-py is not installed; pip install nvidia-ml-py"
-OLD_PACKAGE = "the module pynvml is not that of nvidia-ml-py 12 or later; pip install --upgrade nvidia-ml-py"
-NOT_REPORTED = "the driver doesn't report it"
+OLD_PACKAGE = "the module pynvml is too old for this driver, or not nvidia-ml-py's; pip install --upgrade nvidia-ml-py"
+NOT_REPORTED = "the driver doesn't report it (so it is in WSL, and on Windows with WDDM)"
 OLD_DRIVER = "the NVIDIA driver is too old for the question"
 
 FUNCTION_NOT_FOUND = 13
@@ -55,7 +56,7 @@ _REASONS = {
     23: "the NVIDIA driver had too few resources to answer",
     25: OLD_DRIVER,
     28: "the NVIDIA driver finds no card",
-    999: "the NVIDIA driver met an error that it does not name (unknown error; nvidia-smi or dmesg may say more)",
+    999: "the NVIDIA driver met an unknown error; a container that has lost its devices needs to be started again",
 }
 """Reason for each code of NVML (nvmlReturn_t in nvml.h); codes are part of its binary interface and never change."""
 
@@ -78,7 +79,17 @@ def explain(error: Exception) -> str:
     if isinstance(error, (AttributeError, TypeError)):
         return OLD_PACKAGE
     code = code_of(error)
-    return _REASONS.get(code or 0) or f"the NVIDIA driver could not be asked: {cut(first_line(error), 120)}"
+    return _REASONS.get(code or 0) or f"the NVIDIA driver could not be asked: {_told(error)}"
+
+
+def _told(error: Exception) -> str:
+    """Return an error's own words and code; `pynvml` asks the driver for the words, which may fail in turn."""
+    try:
+        text = cut(readable(first_line(error)), 120)
+    except Exception:
+        text = type(error).__name__
+    code = code_of(error)
+    return text if code is None else f"{text} (code {code})"
 
 
 def unless_lost(error: Exception) -> None:

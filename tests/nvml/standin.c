@@ -40,6 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static device_t devices[MAX_DEVICES];
 static rule_t rules[MAX_RULES];
 static int num_devices, num_rules, num_open;
+static int wide; /* as the first drivers of series 535: version 3 of the lists has entries that are 8 bytes longer */
 static char driver_version[TEXT], nvml_version[TEXT];
 static int cuda_version;
 
@@ -80,6 +81,7 @@ static void read_line(char *line) {
     if (!strcmp(word, "driver")) snprintf(driver_version, TEXT, "%s", rest);
     else if (!strcmp(word, "nvml")) snprintf(nvml_version, TEXT, "%s", rest);
     else if (!strcmp(word, "cuda")) cuda_version = atoi(rest);
+    else if (!strcmp(word, "wide")) wide = 1;
     else if (!strcmp(word, "card")) {
         device = new_device(-1);
         sscanf(rest, "%511s%n", device->uuid, &taken);
@@ -115,7 +117,7 @@ static int read_script(void) {
     const char *path = getenv("NVML_STANDIN_SCRIPT");
     FILE *file = path ? fopen(path, "rb") : NULL;
     char line[4 * TEXT];
-    num_devices = num_rules = 0;
+    num_devices = num_rules = wide = 0;
     strcpy(driver_version, "570.86.15"), strcpy(nvml_version, "12.570.86.15"), cuda_version = 12080;
     if (!file) return DRIVER_NOT_LOADED;
     while (fgets(line, sizeof line, file)) read_line(line);
@@ -313,28 +315,33 @@ int nvmlDeviceGetMemoryInfo_v2(device_t *device, memory_v2_t *memory) {
 }
 #endif
 
-static int list(const device_t *device, char kind, unsigned *count, process_t *into) {
+#if STANDIN_AGE < 2
+static int list(const device_t *device, char kind, size_t stride, unsigned *count, process_t *into) {
     const state_t *state = now(device);
     unsigned needed = 0, room = *count;
     for (int place = 0; place < state->num_listed; place++)
         if (state->listed[place].kind == kind) {
-            if (needed < room && into) into[needed] = state->listed[place].process;
+            if (needed < room && into) memcpy((char *)into + needed * stride, &state->listed[place].process, sizeof *into);
             needed++;
         }
     *count = needed;
     return needed > room ? INSUFFICIENT_SIZE : OK;
 }
+#endif
 
-#define LIST(function, kind) \
-    int function(device_t *device, unsigned *count, process_t *into) { BEGIN(device); return leave(list(device, kind, count, into)); }
+#define LIST(function, kind, extra) \
+    int function(device_t *device, unsigned *count, process_t *into) { \
+        BEGIN(device); \
+        return leave(list(device, kind, sizeof *into + (extra), count, into)); \
+    }
 
 #if STANDIN_AGE < 1
-LIST(nvmlDeviceGetComputeRunningProcesses_v3, 'c')
-LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g')
-LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 'm')
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, 'c', wide ? 8 : 0)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g', wide ? 8 : 0)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 'm', wide ? 8 : 0)
 #endif
 #if STANDIN_AGE < 2
-LIST(nvmlDeviceGetComputeRunningProcesses_v2, 'c')
-LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, 'g')
-LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, 'm')
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, 'c', 0)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, 'g', 0)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, 'm', 0)
 #endif

@@ -17,6 +17,7 @@ Lines of a script (amounts are bytes or `n/a` for NVML's "not available"; what f
 | line | meaning |
 |---|---|
 | `driver 570.86.15`, `nvml 12.570.86.15`, `cuda 12080` | versions; these are the defaults |
+| `wide` | newest lists of processes as by the first drivers of series 535: longer entries than `pynvml` reads |
 | `card UUID NAME...` | a card; the order is the driver's, that of the PCI bus |
 | `mig on`, `mig off` | the card can be divided, and is or isn't; without the line it can't |
 | `instance UUID GI CI SLOT` | a MIG instance of the card above: its ids, and the index that the driver gives it |
