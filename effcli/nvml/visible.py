@@ -19,6 +19,8 @@ from effcli.nvml.names import matching, readable
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
+_DIVIDED = f"a card is divided into MIG instances: {VISIBLE} has to name one of them"
+
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -69,23 +71,23 @@ def visible_cards(
     `environment` is this process's where it is not given; CUDA reads it once, when it is first used.
 
     Raises:
-        NvmlUnavailableError: only CUDA itself knows: numbers, where CUDA puts the fastest card first and the cards
-            differ, or cards that are divided into MIG instances and not named by them.
+        NvmlUnavailableError: only CUDA itself knows: cards are counted that differ, so that CUDA counts from the
+            fastest on, or that the driver can't open; or a card is divided and its instance is not named.
     """
     variables = os.environ if environment is None else environment
     text = variables.get(VISIBLE)
-    listing = None if text is None else check_listing(read_listing(text), cards)
-    if listing is not None and not listing.entries:
+    everything = tuple(str(card.index) for card in cards if card.index is not None)
+    entries = everything if text is None else check_listing(read_listing(text), cards).entries
+    if not entries:
         return ()
-    entries = [str(card.index) for card in cards if card.index is not None] if listing is None else listing.entries
-    chosen = [_fitting(entry, cards)[0] for entry in entries]
-    if _number(entries[0]) and variables.get(ORDER) != "PCI_BUS_ID":
-        _check_order(cards)
-    if any(card.mig_enabled for card in (cards if _number(entries[0]) else chosen)):
-        raise NvmlUnavailableError(f"a card is divided into MIG instances: {VISIBLE} has to name one of them")
+    chosen = tuple(_fitting(entry, cards)[0] for entry in entries)
+    if _number(entries[0]):
+        _check_counting(cards, variables.get(ORDER))
+    elif any(card.mig_enabled for card in chosen):
+        raise NvmlUnavailableError(_DIVIDED)
     if len(chosen) > 1 and chosen[0].parent_uuid is not None:
-        raise NvmlUnavailableError(f"{VISIBLE} names several MIG instances, of which most drivers show the first")
-    return tuple(chosen)
+        raise NvmlUnavailableError(f"{VISIBLE} names several MIG instances, of which most drivers show the first only")
+    return chosen
 
 
 def _number(entry: str) -> str:
@@ -101,9 +103,13 @@ def _fitting(entry: str, cards: Sequence[CardIdentity]) -> list[CardIdentity]:
     return matching(entry, cards)
 
 
-def _check_order(cards: Sequence[CardIdentity]) -> None:
-    """Raise where the cards differ, so that the fastest comes first; equal cards stay in the order of the PCI bus."""
-    if len({card.name for card in cards if card.index is not None}) > 1:
+def _check_counting(cards: Sequence[CardIdentity], order: str | None) -> None:
+    """Raise unless CUDA counts the cards as the driver does; equal cards are taken to stay in the order of the bus."""
+    if any(card.unreadable for card in cards):
+        raise NvmlUnavailableError("the driver can't open a card, and whether CUDA counts it is not known")
+    if any(card.mig_enabled for card in cards):
+        raise NvmlUnavailableError(_DIVIDED)
+    if order != "PCI_BUS_ID" and len({card.name for card in cards if card.index is not None}) > 1:
         raise NvmlUnavailableError(
             f"the cards differ, and CUDA counts them from the fastest on; with {ORDER}=PCI_BUS_ID it counts as the "
             "driver does"
