@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from effcli.errors import OutOfMemoryError
+from effcli.measure.device_record import OthersFacts
 from effcli.measure.record import BatchSizes, Change, OutOfMemoryFacts
 from effcli.pipeline.running.guards import explained_out_of_memory
+from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
 from tests.commands import effcli
 from tests.full_memory import CPU_ALLOCATOR, CUDA_ALLOCATOR, no_memory_above, no_memory_in
+from tests.nvml.standin import Driver
+from tests.watched import CARD, FakeCounters, believe_in_a_device
 
 PARTS = ("weights_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes", "temporaries_bytes")
 
@@ -151,6 +155,82 @@ def test_memory_that_runs_out_while_the_model_is_loaded_touches_no_folder(
     assert "out of memory on cpu while the model was loaded" in failed.error
     assert "The weights alone take 544.76 KiB" in failed.error
     assert not (tmp_path / "run").exists()
+
+
+GIB = 2**30
+CROWDED = f"card {CARD} NVIDIA H100\nmemory {80 * GIB} {79 * GIB} {GIB}\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (f"{CROWDED}process self {70 * GIB}\nprocess 645400 {9 * GIB}", "other processes hold 9.00 GiB of the card"),
+        (f"{CROWDED}process 645400 {9 * GIB}", "79.00 GiB of the card are in use in all"),
+        (f"{CROWDED}fail * 15 after 3", None),
+        (f"{CROWDED}fail nvmlInit 9", None),
+    ],
+    ids=["others", "a container", "lost", "no driver"],
+)
+def test_what_other_processes_hold_of_the_card_is_said_where_the_driver_tells(
+    script: str,
+    said: str | None,
+    driver: Driver,
+    run: tuple[object, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver.play(script)
+    believe_in_a_device(monkeypatch, FakeCounters(700, 900))
+    no_memory_in(monkeypatch, "loading")
+    failed = effcli(*run)
+    assert failed.code == 5
+    measured = failed.error.partition("Measured: ")[2].partition(". The weights")[0]
+    assert ("of the card" in measured) is (said is not None)
+    assert measured.endswith(f" free now, {said}" if said else " free now")
+    assert driver.num_open() == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (OthersFacts(num_bytes=0, device_bytes=9), "0 B free now, other processes hold nothing of the card."),
+        (
+            OthersFacts(num_bytes=GIB, device_bytes=GIB, with_driver=True),
+            "0 B free now, other processes and the driver hold 1.00 GiB of the card.",
+        ),
+        (OthersFacts(reason="no driver"), "0 B free now."),
+        (None, "0 B free now."),
+    ],
+)
+def test_nothing_is_said_of_others_that_is_not_known(others: OthersFacts | None, said: str) -> None:
+    assert said in str(RunOutOfMemoryError(FACTS.model_copy(update={"others": others, "advice": "buy a card"})))
+
+
+def test_the_record_of_a_run_that_ran_out_of_memory_keeps_what_others_held(
+    driver: Driver, run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.play(f"{CROWDED}process self {70 * GIB}")
+    believe_in_a_device(monkeypatch, FakeCounters(700, 900))
+    no_memory_above(monkeypatch, 2)
+    failed = effcli(*run, "--batch-size", 64)
+    assert failed.code == 5
+    (facts,) = record_in(tmp_path / "run")["out_of_memory"]
+    assert facts["others"] == {"num_bytes": 9 * GIB, "device_bytes": 79 * GIB, "with_driver": False, "reason": None}
+    assert "other processes hold 9.00 GiB of the card" in failed.error
+
+
+def test_a_device_that_no_longer_answers_is_no_second_fault(
+    run: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: torch.device) -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    no_memory_in(monkeypatch, "loading")
+    monkeypatch.setattr("effcli.pipeline.running.out_of_memory.available_bytes", fail)
+    failed = effcli(*run)
+    assert failed.code == 5
+    assert "while the model was loaded" in failed.error
+    assert "free now" not in failed.error
 
 
 def test_changes_are_put_together_where_none_is_enough_and_nothing_is_promised_where_all_are_not() -> None:

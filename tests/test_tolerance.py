@@ -120,7 +120,7 @@ def test_on_cuda_the_peak_and_what_is_reserved_are_those_of_updates_not_of_an_ev
 
 
 def test_a_run_that_was_only_planned_has_nothing_to_compare() -> None:
-    assert check_prediction(records.planned(), 0) == "--tolerance: nothing was measured, so nothing is compared."
+    assert check_prediction(records.planned(), 0) == "--tolerance: nothing is compared, for want of measurements."
 
 
 def comparison(*runs: RunRecord, seeds: tuple[int, ...] = (42, 42)) -> ComparisonRecord:
@@ -137,6 +137,11 @@ def test_of_a_comparison_the_worst_run_is_named_and_what_every_run_measured() ->
         "Within 1 % of the prediction: optimizer state and weights. "
         "Not compared: peak allocated (on a CPU --profile-memory measures it), gradients."
     )
+    profiled = ProfiledUpdate(update=2, rows=4, tokens=9, peak_allocated_bytes=500, planned_peak_allocated_bytes=500)
+    peak = run(peak_allocated_bytes=500, profiled=profiled)
+    assert check_predictions(comparison(peak, peak), 1).endswith("gradients and peak allocated.")
+    for runs in ((run(), peak), (peak, run())):  # one that lacks it leaves it out
+        assert check_predictions(comparison(*runs), 1).endswith(f"weights and gradients. {NO_PEAK}")
     half = run(optimizer_state_bytes=STATE // 2)
     with pytest.raises(PredictionError, match=r"^adam8bit: optimizer state: .* 50\.0 % off; allowed 1 %$"):
         check_predictions(comparison(run(), half), 1)
@@ -211,7 +216,7 @@ def test_it_may_stand_in_a_recipe_and_change_when_a_run_is_resumed(flags: tuple[
     assert "Within 3 % of the prediction" in again.stderr
     planned = effcli("train", *flags, "--out", tmp_path / "p", "--tolerance", 1, "--dry-run")
     assert planned.code == 0
-    assert "--tolerance: nothing was measured, so nothing is compared." in planned.stderr
+    assert "--tolerance: nothing is compared, for want of measurements." in planned.stderr
 
 
 def test_a_comparison_ends_with_it_only_where_nothing_worse_happened(
@@ -236,4 +241,4 @@ def test_a_comparison_ends_with_it_only_where_nothing_worse_happened(
 def test_a_comparison_that_only_estimates_has_nothing_to_compare(flags: tuple[object, ...]) -> None:
     done = effcli("compare", "adamw", *flags, "--estimate-only", "--tolerance", 0)
     assert done.code == 0
-    assert "nothing was measured" in done.stderr
+    assert "nothing is compared" in done.stderr

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from effcli.errors import PredictionError
 from effcli.measure.comparison_record import ComparisonRecord
-from effcli.measure.device_record import AllocatorFacts, Doing
-from effcli.measure.record import Measured, RunRecord
+from effcli.measure.record import RunRecord
 from effcli.units import format_bytes, format_count, listed
 
-_UPDATE: tuple[Doing, ...] = ("forward", "backward", "step")
-"""Parts of a run that a plan speaks of; an evaluation may take more."""
 _PEAK = "peak allocated"
 _ON_A_CPU = f"{_PEAK} (on a CPU --profile-memory measures it)"
 
@@ -68,14 +65,13 @@ def _verdict(runs: Sequence[tuple[str, RunRecord]], tolerance: float) -> str:
     """Return the sentence about runs, each with what its amounts are prefixed with; see `check_prediction`."""
     found = [(name, twins, run) for name, run in runs for twins in _amounts(run)]
     _refuse(((name, twins) for name, twins, _ in found), tolerance)
-    left = dict.fromkeys(_missing(twins, run) for _, twins, run in found if twins.off is None)
-    compared = dict.fromkeys(twins.label for _, twins, _ in found if twins.off is not None)
-    whole = [label for label in compared if label not in left]
-    if not whole:
-        return "--tolerance: nothing was measured, so nothing is compared."
+    left = {twins.label: _missing(twins, run) for _, twins, run in found if twins.off is None}
+    compared = dict.fromkeys(twins.label for _, twins, _ in found if twins.label not in left)
+    if not compared:
+        return "--tolerance: nothing is compared, for want of measurements."
     within = f"Within {tolerance:g} % of the prediction" if tolerance else "As predicted, to the byte"
-    also = f" Not compared: {listed(list(left), None)}." if left else ""
-    return f"{within}: {listed(whole, None, last='and')}.{also}"
+    also = f" Not compared: {listed(list(left.values()), None)}." if left else ""
+    return f"{within}: {listed(list(compared), None, last='and')}.{also}"
 
 
 def _refuse(named: Iterable[tuple[str, _Twins]], tolerance: float) -> None:
@@ -97,39 +93,26 @@ def _missing(twins: _Twins, run: RunRecord) -> str:
 
 
 def _amounts(run: RunRecord) -> Iterator[_Twins]:
-    """Yield what is predicted of a run, each with its measured twin."""
+    """Yield what is predicted of a run, each with its measured twin; peaks are those of updates, as a plan's are."""
     measured, plan = run.measured, run.optimizer.plan
     allocator = measured.allocator if measured else None
+    updates = allocator.of_updates if allocator else None
+    peak_bytes = measured.peak_allocated_bytes if measured else None
+    if allocator is not None:  # the whole run's counts an evaluation as well
+        peak_bytes = updates.peak_allocated_bytes if updates else None
     weights, gradients, state = (
         (measured.weights_bytes, measured.gradients_bytes, measured.optimizer_state_bytes) if measured else (None,) * 3
     )
     yield _Twins(label="optimizer state", predicted_bytes=run.optimizer.state_bytes, measured_bytes=state)
     yield _Twins(label="weights", predicted_bytes=run.model.weights_bytes, measured_bytes=weights)
     yield _Twins(label="gradients", predicted_bytes=run.model.gradients_bytes, measured_bytes=gradients)
-    yield _Twins(
-        label=_PEAK,
-        predicted_bytes=run.comparable_planned_peak_bytes,
-        measured_bytes=_peak_bytes(measured, allocator),
-    )
+    yield _Twins(label=_PEAK, predicted_bytes=run.comparable_planned_peak_bytes, measured_bytes=peak_bytes)
     if allocator is not None:
         yield _Twins(
             label="peak reserved",
             predicted_bytes=plan.peak_reserved_bytes if plan else None,
-            measured_bytes=_most(allocator, "peak_reserved_bytes"),
+            measured_bytes=updates.peak_reserved_bytes if updates else None,
         )
-
-
-def _peak_bytes(measured: Measured | None, allocator: AllocatorFacts | None) -> int | None:
-    if measured is None or allocator is None:
-        return measured.peak_allocated_bytes if measured else None
-    return _most(allocator, "peak_allocated_bytes")
-
-
-def _most(allocator: AllocatorFacts, field: str) -> int | None:
-    """Return the most that an update took of the allocator; None where there was no update."""
-    if not allocator.phases:
-        return int(getattr(allocator, field))
-    return max((getattr(allocator.phases[part], field) for part in _UPDATE if part in allocator.phases), default=None)
 
 
 def _difference(twins: _Twins, off: float, tolerance: float) -> str:
