@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.errors import DeviceError, UsageError
+from effcli.hidden_devices import hide_other_devices, show_all_devices
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
-from effcli.nvml.visible import VISIBLE, check_listing, read_listing
+from effcli.nvml.visible import VISIBLE, read_listing
 from effcli.units import count
 
 if TYPE_CHECKING:
@@ -57,8 +56,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     asked = int(name.partition(":")[2] or 0)
-    index = asked if _is_cpu_build() else _hide_other_devices(asked, name)
+    index = asked if _is_cpu_build() else hide_other_devices(asked, name)
     if not torch.cuda.is_available():
+        show_all_devices()
         if name == "auto":
             return torch.device("cpu")
         raise DeviceError(f"--device {name}: {_why_no_cuda()}; or use --device cpu")
@@ -93,84 +93,6 @@ def card_names(device: torch.device) -> tuple[str, ...]:
     elif listed.startswith("GPU-"):
         names.append(listed)
     return tuple(names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hiding:
-    """What was done to CUDA_VISIBLE_DEVICES in this process: from `before` to `after`, for the device with an index."""
-
-    before: str | None
-    after: str
-    index: int
-
-
-_hiding: _Hiding | None = None
-"""The last one: a later run in this process counts its devices as the first did."""
-
-
-def _hide_other_devices(asked: int, name: str) -> int:
-    """Leave only the device with the index `asked` visible where that is still possible; return its index from then on.
-
-    Raises:
-        DeviceError: no such device is visible, or CUDA has started with another one.
-    """
-    global _hiding
-    text, started = os.environ.get(VISIBLE), _cuda_has_started()
-    if _hiding is not None and text == _hiding.after:
-        if asked == _hiding.index or (started and name == "auto"):
-            return 0
-        if started:
-            raise DeviceError(
-                f"--device {name}: this process has used cuda:{_hiding.index} and can't change; start another process"
-            )
-        text = _hiding.before
-    elif started:
-        return asked
-    entry = str(asked) if text is None else _visible_entry(text, asked, name)
-    if entry is None:
-        return asked
-    _hiding = _Hiding(before=text, after=entry, index=asked)
-    os.environ[VISIBLE] = entry
-    return 0
-
-
-def _visible_entry(text: str, index: int, name: str) -> str | None:
-    """Return what CUDA_VISIBLE_DEVICES lists for an index; None where it hides all cards and `auto` was asked for.
-
-    Raises:
-        DeviceError: CUDA shows no device with this index.
-    """
-    listing = read_listing(text)
-    if not text.startswith("MIG-"):  # old drivers know nothing of them, though CUDA may
-        try:
-            with NvmlSession.open() as session:
-                listing = check_listing(listing, cards(session))
-        except NvmlUnavailableError:
-            pass
-    if index < len(listing.entries):
-        return listing.entries[index]
-    if name == "auto":
-        return None
-    shown = count(len(listing.entries), "device") if listing.entries else "no device"
-    why = f" ({listing.stopped})" if listing.stopped and text else ""
-    lower = f"use --device cuda:{len(listing.entries) - 1}, " if listing.entries else ""
-    raise DeviceError(
-        f"--device {name}: {VISIBLE}='{text}' shows {shown}{why}; {lower}unset it, name others such as {VISIBLE}=0, "
-        "or use --device cpu"
-    )
-
-
-def _cuda_has_started() -> bool:
-    """Tell whether CUDA was started in this process, by torch or another library: it reads its variables then."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return True
-    try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0  # else CUDA_ERROR_NOT_INITIALIZED
-    except (OSError, AttributeError):
-        return False
 
 
 def _is_cpu_build() -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from effcli.engines.base import Progress
 from effcli.errors import OutOfMemoryError
+from effcli.hidden_devices import environment_with_all_devices
 from effcli.pipeline.comparing.processor_times import others_share, read_processor_times
 from effcli.pipeline.comparing.run_events import ENDED, READY, EventPlayer, read_event
 from effcli.spec import RunSpec
@@ -134,6 +135,7 @@ def train_in_fresh_process(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
+            env=environment_with_all_devices(),
             process_group=0,
         )
     except OSError as error:
