@@ -13,6 +13,7 @@ import torch
 from effcli import pipeline
 from effcli.history.context import context_for
 from effcli.history.remember import remember
+from effcli.pipeline import facts
 from effcli.pipeline.prepare import prepare
 from effcli.pipeline.run_plan import RunPlanner
 from effcli.report.progress import QuietProgress
@@ -20,6 +21,8 @@ from tests import cuda_records, histories
 from tests.commands import TINY_DISTILBERT, Result, csv_file, effcli, model_folder
 from tests.cuda_records import MIB, amount, nvml
 from tests.histories import line
+from tests.nvml.standin import Driver
+from tests.watched import CARD, FakeCounters, believe_in_a_device
 
 ASSUMED = 504_658_657
 INSTALLED = version("torch")
@@ -114,6 +117,7 @@ def test_the_plan_of_a_run_takes_the_context_of_its_device(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA GeForce RTX 4090")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     spec = pipeline.resolve_spec(
         {
             "model": {"name": str(distilbert)},
@@ -128,6 +132,31 @@ def test_the_plan_of_a_run_takes_the_context_of_its_device(
     assert plan.basis["context"] == "learnt"
     assert plan.context_source == f"learnt from 1 run on this card with torch {INSTALLED}, the last on 2030-01-31"
     assert plan.device_total_bytes == plan.peak_reserved_bytes + 700 * MIB
+
+
+@pytest.mark.usefixtures("without_plan")
+def test_what_a_run_measured_is_what_the_next_estimate_for_its_card_takes(
+    distilbert: Path, learnt_from: Callable[..., Path], driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def environment(prepared: Any, out: str | None) -> dict[str, Any]:
+        return {**known(prepared, out), "device": "cuda:0", "device_name": "NVIDIA GeForce RTX 4090"}
+
+    learnt_from()
+    known = facts.environment
+    monkeypatch.setattr(facts, "environment", environment)
+    believe_in_a_device(monkeypatch, FakeCounters(1000 * MIB, 1200 * MIB))
+    driver.play(
+        f"""
+        card {CARD} NVIDIA GeForce RTX 4090
+        memory {24_000 * MIB} {3000 * MIB} {300 * MIB}
+        process self {1866 * MIB}
+        """
+    )
+    run = ("train", distilbert, "--data", csv_file(tmp_path / "d.csv"), "--max-steps", 1, "--out", tmp_path / "out")
+    assert effcli(*run).code == 0
+    plan = plan_of(effcli("estimate", distilbert, "--optim", "sgd", *SMALL, "--gpu", "rtx-4090"))
+    assert plan["context_bytes"] == (1866 - 1200) * MIB
+    assert plan["context_source"].startswith(f"learnt from 1 run on this card with torch {INSTALLED}, the last on ")
 
 
 HERE = {"torch": INSTALLED}

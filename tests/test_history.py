@@ -121,6 +121,12 @@ def test_a_run_on_a_card_is_kept_with_what_the_allocator_and_the_driver_said(his
     assert line["context_how"] is None
 
 
+def test_the_peaks_that_are_kept_are_those_of_updates(history: Path) -> None:
+    assert remember(cuda_records.ALL["highest in the evaluation"]()) is None
+    (line,) = histories.read(history)
+    assert line["pairs"]["peak_allocated"] == pair(14_944 * MIB, 15_006 * MIB)  # an evaluation took 15,900
+
+
 @pytest.mark.parametrize("record", cuda_records.ALL.values(), ids=list(cuda_records.ALL))
 def test_of_what_could_not_be_measured_there_is_no_pair(record: Callable[[], Any], history: Path) -> None:
     run = record()
