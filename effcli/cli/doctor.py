@@ -40,6 +40,10 @@ def doctor(
         output.emit_history(pipeline.read_history(), json=as_json)
         return
     with output.waiting("looking, and trying a step of torch and of 8-bit optimizers", quiet=quiet or as_json):
-        record = pipeline.doctor(device, tell=sys.stderr.write if verbose else None)
+        record = pipeline.doctor(device, tell=_complain if verbose else None)
     output.emit_doctor(record, json=as_json, quiet=quiet)
     pipeline.check_requested_device(record)
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text.rstrip()}\n")

@@ -38,12 +38,13 @@ def main() -> None:
     question, about, limit_s = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
     signal.alarm(int(limit_s) + _GRACE_S)  # ends this process also where whoever asked is gone
     leave_out_advice()
-    os.write(told, (json.dumps(_said(question, about)) + "\n").encode())
+    os.write(told, (json.dumps(said(question, about)) + "\n").encode())
     sys.stderr.flush()
     os._exit(0)  # a driver may hang or crash once more where a process ends
 
 
-def _said(question: str, about: dict[str, Any]) -> dict[str, Any]:
+def said(question: str, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a question, or what went wrong, as one document."""
     try:
         module, function = QUESTIONS[question]
         answer: Callable[..., dict[str, Any]] = getattr(import_module(module), function)

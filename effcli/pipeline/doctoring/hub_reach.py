@@ -21,8 +21,7 @@ _COUNTED_WITHIN_S = 2.0
 def check_hub() -> Checks:
     """Return whether the hub can be asked, and whether there is a token for it, which is never shown."""
     address = hub.endpoint().rstrip("/")
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_address(address):
         text = f"{hub.ENDPOINT} is '{address}', which is no address such as {hub.DEFAULT_ENDPOINT}"
         return (problem("hub", text, f"unset {hub.ENDPOINT}"),)
     token = _token()
@@ -31,6 +30,14 @@ def check_hub() -> Checks:
     if (proxy := hub.proxy_variable()) is not None:
         return (note("hub", f"{address} through the proxy of {proxy}, which was not tried; {token}"),)
     return (_reached(address, token),)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        return False
 
 
 def _reached(address: str, token: str) -> Check:
@@ -60,11 +67,16 @@ def check_cache() -> Checks:
     """Return where models and data sets are cached, how much that is, and what room is left."""
     from huggingface_hub import constants
 
-    path = Path(constants.HF_HUB_CACHE)
+    models = Path(constants.HF_HUB_CACHE).expanduser()
+    data = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets").expanduser()
+    return (_cache(models, "from the hub", "HF_HOME"), _cache(data, "tokenised data", "HF_DATASETS_CACHE"))
+
+
+def _cache(path: Path, what: str, variable: str) -> Check:
     found = existing(path)
     if not is_writable(found):
-        return (problem("cache", f"{path} cannot be written", "export HF_HOME=FOLDER, a folder of yours"),)
-    return (ok("cache", f"{path}: {_amount(path)}; {room(found)}"),)
+        return problem("cache", f"{path} ({what}) cannot be written", f"export {variable}=FOLDER, a folder of yours")
+    return ok("cache", f"{path}: {_amount(path)} {what}, {room(found)}")
 
 
 def _amount(path: Path) -> str:

@@ -9,7 +9,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from effcli.devices import resolve_device
+from effcli.devices import activate, resolve_device
 from effcli.errors import DeviceError, first_line
 from effcli.optim import registry
 
@@ -83,12 +83,13 @@ def step_on_device(device: str) -> dict[str, Any]:
     import torch
 
     chosen = resolve_device(device)
+    activate(chosen)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.LayerNorm(_WIDTH), torch.nn.GELU(), torch.nn.Linear(_WIDTH, _LABELS)
     )
     rows, labels = torch.rand(_ROWS, _WIDTH), torch.arange(_ROWS) % _LABELS
-    expected = float(torch.nn.functional.cross_entropy(model(rows), labels))
+    expected = float(torch.nn.functional.cross_entropy(model(rows), labels).detach())
     losses = _two_losses(model.to(chosen), rows.to(chosen), labels.to(chosen))
     if not math.isclose(losses[0], expected, rel_tol=_SAME_LOSS):
         raise RuntimeError(f"its loss is {losses[0]:.6g}, where a processor computes {expected:.6g}")
@@ -105,7 +106,8 @@ def _two_losses(model: torch.nn.Module, rows: torch.Tensor, labels: torch.Tensor
     before = torch.nn.functional.cross_entropy(model(rows), labels)
     before.backward()
     optimizer.step()
-    return float(before), float(torch.nn.functional.cross_entropy(model(rows), labels))
+    after = torch.nn.functional.cross_entropy(model(rows), labels)
+    return float(before.detach()), float(after.detach())
 
 
 def step_of_optimizer(name: str, device: str) -> dict[str, Any]:
@@ -121,9 +123,10 @@ def step_of_optimizer(name: str, device: str) -> dict[str, Any]:
 
     entry, not_on = registry.find(name), ""
     try:
-        chosen = str(resolve_device(device))
+        chosen = resolve_device(device)
     except DeviceError:
-        chosen, not_on = "cpu", device
+        chosen, not_on = torch.device("cpu"), device
+    activate(chosen)
     with torch.compiler.set_stance("force_eager"):
-        registry.check_works(entry, chosen)
-    return {"device": chosen, "not_on": not_on}
+        registry.check_works(entry, str(chosen))
+    return {"device": str(chosen), "not_on": not_on}

@@ -18,7 +18,9 @@ def check_device(reply: Reply, requested: str | None, torch: TorchFacts, driver:
     """Return whether a training step works on the device that was asked for, or on the one that a run would take."""
     wanted = requested or AUTO
     if reply.answer is None:
-        return (problem("device", f"{wanted} cannot train: {reply.failure}", _remedy(wanted, torch, driver)),)
+        # An error of ours names the flag, which this line does already, and says at its end what to do.
+        why, _, advice = reply.failure.removeprefix(f"--device {wanted}: ").partition("; ")
+        return (problem("device", f"{wanted} cannot train: {why}", _remedy(wanted, torch, driver, advice)),)
     used = reply.answer["device"]
     device = wanted if ":" in wanted else used
     named = f"{device} ({reply.answer['name']})" if reply.answer["name"] else device
@@ -28,10 +30,10 @@ def check_device(reply: Reply, requested: str | None, torch: TorchFacts, driver:
     return (ok("device", text),)
 
 
-def _remedy(wanted: str, torch: TorchFacts, driver: DriverFacts) -> str:
+def _remedy(wanted: str, torch: TorchFacts, driver: DriverFacts, advice: str) -> str:
     if wanted.startswith("cuda") and torch.is_cpu_build and driver.usable_cards:
         return command_for(driver)
-    return "use another device: --device cpu" if wanted != CPU else pip_install("torch")
+    return advice or (pip_install("torch") if wanted == CPU else "use another device: --device cpu")
 
 
 def check_optimizer(package: str, reply: Reply | None, device_works: bool) -> Checks:
