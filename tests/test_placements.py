@@ -155,6 +155,8 @@ def test_a_plan_on_cuda_holds_what_is_on_the_device_and_names_what_is_paged(tmp_
     assert optimizer["placements"] == {"paged": paged, "device": optimizer["state_bytes"] - paged}
     assert optimizer["plan"]["phases"]["step"]["optimizer_state_bytes"] == optimizer["placements"]["device"]
     assert optimizer["allocator_state_bytes"] >= optimizer["placements"]["device"]
+    # no tensor that is not paged is larger than 1 MiB, so that every block is as large as asked for
+    assert optimizer["plan"]["first_step_bytes"] == optimizer["allocator_state_bytes"]
     note = "paged-adamw32bit: 1,000.00 KiB of its state lie in paged (managed) memory, outside torch's allocator."
     assert note in record["notes"]
     assert note in optimizer["plan"]["notes"]
@@ -163,7 +165,16 @@ def test_a_plan_on_cuda_holds_what_is_on_the_device_and_names_what_is_paged(tmp_
     (on_cpu,) = effcli("estimate", folder, *flags, "--device", "cpu").record["optimizers"]
     assert on_cpu["placements"] == {"device": on_cpu["state_bytes"]}
     assert on_cpu["allocator_state_bytes"] is None
+    assert on_cpu["plan"]["first_step_bytes"] is None
     assert on_cpu["plan"]["phases"]["step"]["optimizer_state_bytes"] == optimizer["state_bytes"]
+
+
+def test_large_blocks_of_the_state_may_be_larger_than_asked_for(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", TINY_DISTILBERT, vocab_size=9000)  # an embedding of 2.2 MiB
+    flags = ("--batch-size", 2, "--max-length", 8, "--json")
+    (optimizer,) = effcli("estimate", folder, "--optim", "adamw", *flags).record["optimizers"]
+    assert optimizer["allocator_state_bytes"] <= optimizer["plan"]["first_step_bytes"]
+    assert optimizer["plan"]["first_step_bytes"] <= optimizer["allocator_state_bytes"] + 2 * 2**20
 
 
 def test_a_paged_optimizer_that_has_nothing_to_page_says_so(tmp_path: Path) -> None:

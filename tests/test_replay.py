@@ -188,3 +188,28 @@ def test_peak_and_phases_are_those_found_by_looking_at_every_moment(steps: list[
     assert played.peak.event == totals.index(max(totals))
     assert sum(part.num_bytes for part in played.modules) == max(totals)
     assert max(found.total_bytes for update in range(4) for found in phases(played, update).values()) == max(totals)
+
+
+def test_what_the_first_step_leaves_behind_is_counted_as_the_allocator_counts_it() -> None:
+    assert replay(TRAINING, PlainAllocator()).first_step_bytes == 200
+    update: Program = [
+        Begin(Phase.FORWARD, 0, 0),
+        Alloc(1, 12 * MIB, Category.ACTIVATIONS, "m", "saved outputs"),
+        Free(1),  # a free block of 12 MiB
+        Begin(Phase.STEP, 0, 0),
+        Alloc(2, 23 * MIB // 2, Category.OPTIMIZER_STATE, "m", "state"),  # gets all of it: half a MiB is no rest
+        Alloc(3, 4, Category.OPTIMIZER_STATE, "m", "state"),  # 512 bytes
+        Alloc(4, 5000, Category.TEMPORARIES, "m", "temporaries"),
+        Free(4),
+    ]
+    played = replay(update, CachingAllocator())
+    assert played.first_step_bytes == 12 * MIB + 512
+    assert replay(update, PlainAllocator()).first_step_bytes == 23 * MIB // 2 + 4
+    later: Program = [
+        Begin(Phase.FORWARD, 1, 0),
+        Free(3),
+        Begin(Phase.STEP, 1, 0),
+        Alloc(5, 700, Category.OPTIMIZER_STATE, "m", "state"),
+    ]
+    assert replay([*update, *later], CachingAllocator()).first_step_bytes == 12 * MIB + 512
+    assert replay(update[:3], CachingAllocator()).first_step_bytes == 0

@@ -60,6 +60,8 @@ class MemoryPlan(Fact):
 
     `phases` are those of a later update, when the optimizer state exists throughout; `first_phases` those of the first.
     `peak_update` says which of the two holds the peak. `device_total_bytes` is reserved + context: the need.
+    `first_step_bytes` is what torch's allocator is expected to count more after the first step than before it: the
+    state on the device in the blocks that it gets, of which large ones may be larger than asked for. None on a CPU.
     `context_source` says in words what a learnt context was learnt from.
     """
 
@@ -71,6 +73,7 @@ class MemoryPlan(Fact):
     peak_update: Literal["first", "later"] | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    first_step_bytes: int | None = None
     context_bytes: int | None = None
     context_source: str | None = None
     device_total_bytes: int | None = None

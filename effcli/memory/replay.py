@@ -48,7 +48,8 @@ class Replay:
 
     `moments` has the highest one of every short stretch, in order; no stretch is longer than a phase. `peak` is the
     highest of all, the first of equals. `kinds` and `modules` each add up to the peak, the largest first.
-    `reserved_bytes` is the most that the allocator ever held.
+    `reserved_bytes` is the most that the allocator ever held, `first_step_bytes` what the first step took and left
+    behind: the state as the allocator counts it, in whole blocks; 0 without a step.
     """
 
     moments: tuple[Moment, ...]
@@ -56,6 +57,7 @@ class Replay:
     kinds: tuple[LivePart, ...]
     modules: tuple[LivePart, ...]
     reserved_bytes: int
+    first_step_bytes: int = 0
 
 
 def replay(program: Program, allocator: Allocator) -> Replay:
@@ -79,6 +81,7 @@ def replay(program: Program, allocator: Allocator) -> Replay:
         kinds=_parts(_named(live, lambda event: event.kind)),
         modules=_parts(_named(live, lambda event: event.source)),
         reserved_bytes=player.reserved_bytes,
+        first_step_bytes=player.first_step_bytes,
     )
 
 
@@ -107,7 +110,8 @@ class _Player:
     def __init__(self, allocator: Allocator) -> None:
         self.moments: list[Moment] = []
         self.counted: list[int] = []
-        self.reserved_bytes = 0
+        self.reserved_bytes = self.first_step_bytes = 0
+        self._stepping: list[int] | None = None
         self._allocator = allocator
         self._live: dict[int, tuple[Category, int, int]] = {}
         self._amounts = dict.fromkeys(Category, 0)
@@ -120,6 +124,8 @@ class _Player:
         num_bytes: tuple[int, ...] = ()
         for index, event in enumerate(program):
             self.counted.append(self._counted(event))
+            if isinstance(event, Begin):
+                self._watch_first_step(event)
             if isinstance(event, Begin) or index == end:
                 if begin is not None:
                     self.moments.append(_moment(begin, at, num_bytes))
@@ -130,6 +136,15 @@ class _Player:
                 at, num_bytes = index, tuple(self._amounts.values())
         if begin is not None:
             self.moments.append(_moment(begin, at, num_bytes))
+        self._watch_first_step(None)
+
+    def _watch_first_step(self, begin: Begin | None) -> None:
+        """Note what comes from the beginning of the first step on, and at its end what is left of that."""
+        if self._stepping is not None:
+            left = [self._live[block] for block in self._stepping if block in self._live]
+            self.first_step_bytes += sum(own + rounding for _, own, rounding in left)
+        is_first = begin is not None and begin.phase is Phase.STEP and begin.update == 0
+        self._stepping = [] if is_first else None
 
     def _counted(self, event: Alloc | Free | Begin) -> int:
         """Let the event happen; return the bytes that it takes."""
@@ -137,6 +152,8 @@ class _Player:
             num_bytes = self._allocator.allocate(event.block, event.num_bytes)
             own, rounding = _split(event, num_bytes)
             self._live[event.block] = (event.category, own, rounding)
+            if self._stepping is not None:
+                self._stepping.append(event.block)
             self._amounts[event.category] += own
             self._amounts[Category.TEMPORARIES] += rounding
             self.reserved_bytes = max(self.reserved_bytes, self._allocator.reserved_bytes)

@@ -68,6 +68,7 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
         peak_update="first" if played.peak.update == FIRST else "later",
         peak_allocated_bytes=played.peak.total_bytes,
         peak_reserved_bytes=played.reserved_bytes,
+        first_step_bytes=played.first_step_bytes if predictor.device == "cuda" else None,
         context_bytes=limits.context_bytes,
         context_source=limits.context_source,
         device_total_bytes=device_total_bytes,
