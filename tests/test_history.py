@@ -6,15 +6,18 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from effcli import pipeline
 from effcli.errors import InterruptedRunError
+from effcli.history.file import history_file
 from effcli.history.remember import remember
 from effcli.measure.record import BatchSizes, OutOfMemoryFacts
 from effcli.report.progress import QuietProgress
@@ -270,7 +273,7 @@ def test_a_read_only_home_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"EFFCLI_HISTORY": "/dev/null"}, None),
     ],
 )
-@pytest.mark.skipif(os.name == "nt" or os.uname().sysname != "Linux", reason="other systems have other folders")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
 def test_the_history_is_where_the_system_keeps_such_things_unless_the_environment_says_otherwise(
     environment: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,3 +286,45 @@ def test_the_history_is_where_the_system_keeps_such_things_unless_the_environmen
     assert remember(cuda_records.completed()) is None
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert written == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "expected"),
+    [
+        ("darwin", {}, "home/Library/Application Support/effcli/history.jsonl"),
+        ("darwin", {"XDG_STATE_HOME": "{top}/xdg"}, "xdg/effcli/history.jsonl"),
+        ("win32", {"LOCALAPPDATA": "{top}/local"}, "local/effcli/history.jsonl"),
+        ("win32", {}, "home/AppData/Local/effcli/history.jsonl"),
+    ],
+)
+def test_other_systems_have_other_folders(
+    platform: str, environment: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EFFCLI_HISTORY", "XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.format(top=tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("effcli.history.file.sys", SimpleNamespace(platform=platform))
+        assert history_file() == tmp_path / expected
+
+
+def test_without_a_home_folder_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "nowhere")
+    monkeypatch.delenv("EFFCLI_HISTORY")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert remember(cuda_records.completed()) == (
+        "The history does not have this run: no home folder is known. EFFCLI_HISTORY=off keeps none."
+    )
+
+
+@pytest.mark.slow
+def test_each_run_of_a_comparison_has_a_line(distilbert: Path, data: Path, history: Path, tmp_path: Path) -> None:
+    flags = ("--model", distilbert, "--data", data, "--max-steps", 2, "--out", tmp_path / "both")
+    assert effcli("compare", "adamw", "sgd", *flags).code == 0
+    lines = histories.read(history)
+    assert [(line["optimizer"], line["status"]) for line in lines] == [("adamw", "completed"), ("sgd", "completed")]
+    assert all(line["pairs"]["peak_allocated"]["measured_bytes"] for line in lines)  # one update is always profiled
+    assert effcli("compare", "adamw", "sgd", *flags, "--resume").code == 0  # complete already
+    assert len(histories.read(history)) == 2
