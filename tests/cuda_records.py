@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.device_record import AllocatorFacts, Amount, DeviceMoment, NvmlFacts, PhasePeak
-from effcli.measure.record import OptimizerFacts, RunRecord, StateAmount
+from effcli.measure.record import EvalFacts, OptimizerFacts, RunRecord, StateAmount
 from effcli.memory.plan import MemoryPlan, PhaseBytes
-from tests import records
+from tests import comparisons, records
 
 MIB = 2**20
 PARAMETERS = 786_432_000
@@ -17,6 +18,7 @@ CUBLAS = 2 * 8_519_680
 NOT_LISTED = "the driver does not list this process (in a container it sees other process ids)"
 NO_PERMISSION = "no permission to ask the NVIDIA driver about this device"
 LESS_BEFORE = "the whole device less what was in use before the run"
+EVALUATIONS = (EvalFacts(epoch=3.0, update=1377, eval_loss=2.3, eval_perplexity=9.9742),)
 ADAMW = {
     "exp_avg": StateAmount(elements=PARAMETERS, bytes=4 * PARAMETERS),
     "exp_avg_sq": StateAmount(elements=PARAMETERS, bytes=4 * PARAMETERS),
@@ -88,7 +90,8 @@ def optimizer(**changes: Any) -> OptimizerFacts:
         "total_before_activations_bytes": 16 * PARAMETERS + 416,
         "plan": plan(),
     }
-    return records.optimizer("adamw", ADAMW, **{**facts, **changes})
+    merged = {"tensors": ADAMW, **facts, **changes}
+    return records.optimizer("adamw", merged.pop("tensors"), **merged)
 
 
 def allocator(**changes: Any) -> AllocatorFacts:
@@ -171,7 +174,8 @@ def completed(record: RunRecord | None = None, *, changes: Mapping[str, Any] | N
     record = record or planned()
     given = {"peak_allocated_bytes": 15_006 * MIB, "allocator": allocator(), "nvml": nvml(), **facts}
     return records.completed(
-        record, **{"baselines": None, "eval": (), "measured": records.measured(record, **given), **(changes or {})}
+        record,
+        **{"baselines": None, "eval": EVALUATIONS, "measured": records.measured(record, **given), **(changes or {})},
     )
 
 
@@ -273,3 +277,51 @@ ALL = {
     ),
 }  # fmt: skip
 """A way to make each kind of record."""
+
+
+def named(record: RunRecord, name: str, *, seed: int = 42) -> RunRecord:
+    """Return a record under the name of another optimizer, with another seed."""
+    spec = {"loop": {**record.spec["loop"], "seed": seed}}
+    return record.model_copy(update={"optimizer": record.optimizer.model_copy(update={"name": name}), "spec": spec})
+
+
+def lighter(saved: int) -> RunRecord:
+    """Return the finished run with so many MiB less of state, in everything that holds it."""
+    record = completed()
+    assert record.measured is not None
+    state = 8 * PARAMETERS - saved * MIB
+    less_planned = plan(
+        peak_allocated_bytes=(14_944 - saved) * MIB, peak_reserved_bytes=(16_600 - saved) * MIB,
+        device_total_bytes=(16_600 - saved) * MIB + CONTEXT, phases={"step": phase(3000, 6000 - saved, 0, 2944)},
+        first_phases={"step": phase(3000, 6000 - saved, 0, 2944)},
+    )  # fmt: skip
+    facts = optimizer(
+        state_bytes=state, placements={"device": state}, allocator_state_bytes=state, plan=less_planned,
+        tensors={"state": StateAmount(elements=2 * PARAMETERS, bytes=state)}, state_elements=2 * PARAMETERS,
+        total_before_activations_bytes=8 * PARAMETERS + state,
+    )  # fmt: skip
+    counted = allocator(
+        peak_allocated_bytes=(15_006 - saved) * MIB, peak_reserved_bytes=(16_726 - saved) * MIB,
+        first_step_change_bytes=state, phases={},
+    )  # fmt: skip
+    process, device = 17_300 - saved, 18_300 - saved
+    seen = moment(
+        reserved_bytes=(16_726 - saved) * MIB, process_bytes=process * MIB, device_bytes=device * MIB,
+        allocated_bytes=(14_800 - saved) * MIB,
+    )  # fmt: skip
+    driver = nvml(process=amount(process), device=amount(device), highest=seen)
+    return completed(
+        planned(optimizer=facts), peak_allocated_bytes=(15_006 - saved) * MIB, allocator=counted, nvml=driver
+    )
+
+
+def three() -> ComparisonRecord:
+    """Return AdamW, Adafactor and 8-bit Adam on one card."""
+    runs = [completed(), named(lighter(5990), "adafactor"), named(lighter(4470), "adam8bit")]
+    return comparisons.comparison(runs)
+
+
+def every_kind() -> ComparisonRecord:
+    """Return a comparison of every kind of record of a finished run."""
+    finished = {name: record for name, make in ALL.items() if (record := make()).measured is not None}
+    return comparisons.comparison([named(record, name) for name, record in finished.items()])

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.device_record import AllocatorFacts, Amount, DeviceMoment, NvmlFacts, PhasePeak
 from effcli.measure.record import RunRecord
+from effcli.report.charts.memory import measured_bar
+from effcli.report.charts.names import names_of
+from effcli.report.comparison import render_comparison
+from effcli.report.csv_rows import csv_text
 from effcli.report.device_rows import CUBLAS
+from effcli.report.page import write_page
+from effcli.report.page.device import device_notes, device_table, measured_phase_table
+from effcli.report.page.tables import memory_table
 from effcli.report.tables import render_run
 from effcli.trace.kinds import LIBRARY
-from tests import cuda_records
+from tests import comparisons, cuda_records
 
 MIB = 2**20
 NEVER = ("None", "nan", "inf ", "1844674407370955", "17592186044416", "17,592,186,044,416", "17179869184", "…")
@@ -156,6 +166,13 @@ def test_where_sums_are_of_other_moments_that_is_said() -> None:
     )
 
 
+def test_an_amount_that_this_sample_lacks_is_said_to_be_of_another() -> None:
+    driver = cuda_records.nvml(highest=cuda_records.moment(context_bytes=None))
+    text = shown(cuda_records.completed(nvml=driver))
+    assert row(text, "CUDA context and other")[2] == "574.00 MiB"
+    assert "not known of that sample, so the highest of others: CUDA context and other" in facts(text, "NVML")
+
+
 def test_amounts_without_a_common_moment_are_told_as_such() -> None:
     assert "each at a moment of its own" in facts(shown(cuda_records.ALL["peaks without a moment"]()), "NVML")
 
@@ -188,13 +205,13 @@ def test_a_process_that_the_driver_does_not_list_is_unknown_and_the_reason_stand
     assert row(text, "device in use")[2] == "18,300.00 MiB"
     told = facts(text, "NVML")
     assert told.count("the driver does not list this process") == 1
-    assert "CUDA context and other, this process and other processes n/a: the driver does not list" in told
+    assert "CUDA context and other, this process, other processes n/a: the driver does not list" in told
     assert "when the device held the most" in told
 
 
 def test_how_a_number_was_come_by_is_told_where_that_is_second_best() -> None:
     told = facts(shown(cuda_records.ALL["less what was before"]()), "NVML")
-    assert "CUDA context and other and this process: the whole device less what was in use before the run" in told
+    assert "CUDA context and other, this process: the whole device less what was in use before the run" in told
     assert "other processes n/a:" in told
 
 
@@ -225,6 +242,98 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_unknown_has_a_number(kin
     text = shown(cuda_records.ALL[kind](), columns=columns)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
     assert not [word for word in NEVER if word in text]
+
+
+# Several runs ---------------------------------------------------------------------------------------------------------
+
+
+def compared(record: ComparisonRecord, *, columns: int = 80) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=columns, color_system=None, markup=False, emoji=False)
+    render_comparison(record, console, notes=False)
+    return file.getvalue()
+
+
+def test_runs_on_cuda_are_compared_by_what_they_took_of_the_device() -> None:
+    text = compared(cuda_records.three()).partition("On the device, in MiB")[2]
+    for name, *amounts in (
+        ("adamw", 16_600, 16_726, 574, 17_081.28, 17_300, 18_300),
+        ("adafactor", 10_610, 10_736, 574, 11_091.28, 11_310, 12_310),
+        ("adam8bit", 12_130, 12_256, 574, 12_611.28, 12_830, 13_830),
+    ):
+        assert row(text, name)[1:] == [f"{amount:,.2f}" for amount in amounts]
+    assert facts(text, "process") == "reserved and context; predicted with an assumed context"
+    assert not facts(text, "NVML")
+
+
+def test_a_plan_alone_shows_what_the_device_must_have() -> None:
+    plans = [cuda_records.planned(), cuda_records.named(cuda_records.planned(), "lion")]
+    text = compared(comparisons.comparison(plans, status="planned"))
+    assert row(text.partition("On the device, in MiB")[2], "lion") == ["lion", "16,600.00", "17,081.28"]
+    assert "measured" not in text
+
+
+def test_on_a_cpu_there_is_no_table_of_the_device() -> None:
+    text = compared(comparisons.three())
+    assert "On the device" not in text
+    assert "NVML" not in text
+
+
+def test_reasons_of_some_runs_say_whose_they_are() -> None:
+    told = facts(compared(cuda_records.every_kind()), "NVML")
+    assert "no permission: n/a: no permission to ask" in told
+    assert "driver lost: the driver was lost after 3.7 s" in told
+    assert "process not listed: CUDA context and other, this process, other processes n/a:" in told
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_every_kind_is_compared_within_the_terminal(columns: int) -> None:
+    text = compared(cuda_records.every_kind(), columns=columns)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+    assert not [word for word in NEVER if word in text]
+
+
+def test_means_over_seeds_stand_with_their_deviation() -> None:
+    heavy, light = cuda_records.lighter(10), cuda_records.lighter(30)
+    record = comparisons.comparison([cuda_records.named(heavy, "x"), cuda_records.named(light, "x", seed=43)])
+    text = compared(record).partition("On the device, in MiB")[2]
+    assert row(text, "x")[2] == "16,706.00"
+    assert "\u00b114.14" in text  # the deviation of 16,716 and 16,696
+
+
+def test_each_run_is_a_row_of_bytes_with_empty_cells_for_what_is_unknown() -> None:
+    rows = {row["name"]: row for row in csv.DictReader(io.StringIO(csv_text(cuda_records.every_kind())))}
+    amounts = ("peak_reserved_bytes", "peak_context_bytes", "peak_process_bytes", "peak_device_bytes")
+    whole = [16_726 * MIB, 574 * MIB, 17_300 * MIB, 18_300 * MIB]
+    assert [rows["whole"][key] for key in amounts] == [str(amount) for amount in whole]
+    assert [rows["process not listed"][key] for key in amounts] == [str(whole[0]), "", "", str(whole[3])]
+    assert [rows["nothing at all"][key] for key in amounts] == [""] * 4
+    assert rows["whole"]["predicted_peak_reserved_bytes"] == str(16_600 * MIB)
+    assert rows["whole"]["predicted_process_bytes"] == str(16_600 * MIB + cuda_records.CONTEXT)
+    on_cpu = next(csv.DictReader(io.StringIO(csv_text(comparisons.three()))))
+    assert [on_cpu[key] for key in (*amounts, "predicted_peak_reserved_bytes", "predicted_process_bytes")] == [""] * 6
+
+
+def test_the_page_shows_the_device_and_says_what_its_numbers_are(tmp_path: Path) -> None:
+    write_page(cuda_records.three(), tmp_path / "three.html")
+    page = (tmp_path / "three.html").read_text()
+    table = page.partition("<h3>On the device</h3>")[2].partition("</table>")[0]
+    adamw = re.findall(r"<td>(.*?)</td>", table.partition("adamw")[2].partition("</tr>")[0])
+    assert adamw == [
+        "16,600.00 MiB", "16,726.00 MiB", "574.00 MiB", "17,081.28 MiB", "17,300.00 MiB", "18,300.00 MiB",
+    ]  # fmt: skip
+    assert "NVML: what stands below reserved: when this process held the most of 412 samples" in page
+    assert "12,300.00 MiB" in page.partition("Most allocated in each phase</summary>")[2].partition("</table>")[0]
+    write_page(comparisons.three(), tmp_path / "cpu.html")
+    assert "On the device" not in (tmp_path / "cpu.html").read_text()
+
+
+def test_paged_state_is_no_part_of_a_measured_bar() -> None:
+    bar = measured_bar(cuda_records.ALL["paged"]())
+    assert bar is not None
+    assert dict(bar.parts) == {
+        "weights": 3000 * MIB, "optimizer state": 0, "gradients": 3000 * MIB, "rest of the measured peak": 3006 * MIB,
+    }  # fmt: skip
 
 
 # Any record -----------------------------------------------------------------------------------------------------------
@@ -272,6 +381,12 @@ def any_run(draw: st.DrawFn) -> RunRecord:
     )  # fmt: skip
 
 
+SHOWN_ANYHOW = settings(
+    max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
 def lines_of(record: RunRecord) -> Iterable[str]:
     for columns in (40, 80):
         lines = shown(record, columns=columns).splitlines()
@@ -279,9 +394,23 @@ def lines_of(record: RunRecord) -> Iterable[str]:
         yield from lines
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@SHOWN_ANYHOW
 @given(record=any_run())
 def test_any_run_is_shown(record: RunRecord) -> None:
     text = "\n".join(lines_of(record))
     assert not [word for word in NEVER if word in text]
     assert "this process" in text
+
+
+@SHOWN_ANYHOW
+@given(record=any_run(), other=any_run())
+def test_any_runs_are_compared(record: RunRecord, other: RunRecord) -> None:
+    both = comparisons.comparison([record, cuda_records.named(other, "other")])
+    for columns in (40, 80):
+        text = compared(both, columns=columns)
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+        assert not [word for word in NEVER if word in text]
+    assert not [word for word in NEVER if word in csv_text(both)]
+    names = names_of(both)
+    for part in (memory_table(names), device_table(names), device_notes(names), measured_phase_table(names)):
+        assert not [word for word in NEVER if word in re.sub(r"<[^>]*>", " ", part)]

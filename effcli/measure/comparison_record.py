@@ -54,7 +54,8 @@ class Summary(Fact):
 
     `status` and `failure` are those of the first seed that did not end well, where there is one. `final_loss` is the
     training loss of the last update. `ratios` hold each amount of `COMPARED` divided by that of the
-    first name, and `spread` those of several seeds, where they are finite.
+    first name, and `spread` those of several seeds, where they are finite. Amounts from `predicted_peak_reserved_bytes`
+    to `peak_device_bytes` are those of runs on CUDA: torch's allocator, and the driver's samples.
     """
 
     name: str
@@ -66,6 +67,12 @@ class Summary(Fact):
     predicted_peak_allocated_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     peak_rss_bytes: int | None = None
+    predicted_peak_reserved_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_context_bytes: int | None = None
+    predicted_process_bytes: int | None = None
+    peak_process_bytes: int | None = None
+    peak_device_bytes: int | None = None
     seconds_per_update: float | None = None
     samples_per_second: float | None = None
     final_loss: float | None = None
@@ -116,12 +123,38 @@ def _seconds_per_update(run: RunRecord) -> float | None:
     return 1 / speed if speed > 0 else None
 
 
+def _planned_on_cuda(field: str) -> Callable[[RunRecord], int | None]:
+    """Return what reads an amount of a plan that means something on CUDA alone."""
+
+    def read(run: RunRecord) -> int | None:
+        plan = run.optimizer.plan
+        return getattr(plan, field) if plan is not None and run.is_on_cuda else None
+
+    return read
+
+
+def _reserved(run: RunRecord) -> int | None:
+    allocator = run.measured.allocator if run.measured else None
+    return allocator.peak_reserved_bytes if allocator else None
+
+
+def _sampled(field: str) -> Callable[[RunRecord], int | None]:
+    """Return what reads the highest of the driver's samples of an amount."""
+    return lambda run: getattr(run.measured.nvml, field).peak_bytes if run.measured else None
+
+
 _BYTES: Mapping[str, Callable[[RunRecord], int | None]] = {
     "predicted_state_bytes": lambda run: run.optimizer.state_bytes,
     "measured_state_bytes": lambda run: run.measured.optimizer_state_bytes if run.measured else None,
     "predicted_peak_allocated_bytes": lambda run: run.comparable_planned_peak_bytes,
     "peak_allocated_bytes": lambda run: run.measured.peak_allocated_bytes if run.measured else None,
     "peak_rss_bytes": lambda run: run.measured.peak_rss_bytes if run.measured else None,
+    "predicted_peak_reserved_bytes": _planned_on_cuda("peak_reserved_bytes"),
+    "peak_reserved_bytes": _reserved,
+    "peak_context_bytes": _sampled("context"),
+    "predicted_process_bytes": _planned_on_cuda("device_total_bytes"),
+    "peak_process_bytes": _sampled("process"),
+    "peak_device_bytes": _sampled("device"),
 }
 _NUMBERS: Mapping[str, Callable[[RunRecord], float | None]] = {
     "seconds_per_update": _seconds_per_update,

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from effcli.report.comparison_bars import memory_bars
+from effcli.report.comparison_device import device_remarks, device_table
 from effcli.report.comparison_memory import memory_remarks, memory_table
 from effcli.report.comparison_results import results_remarks, results_table
 from effcli.report.layout import fact_grid, print_parts, ruled_table
@@ -49,6 +50,8 @@ def render_comparison(record: ComparisonRecord, console: Console, *, notes: bool
         *_differences(settings.differences),
         fitted(memory_table(record, console.encoding), console),
         fact_grid(memory_remarks(record)),
+        fitted(device_table(record, console.encoding), console),
+        fact_grid(device_remarks(record)),
         *memory_bars(record, console),
         fitted(results_table(record, console.encoding), console),
         fact_grid(results_remarks(record)),

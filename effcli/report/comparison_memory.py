@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from effcli.report.device_rows import runs_on_cuda
 from effcli.report.layout import ruled_table
 from effcli.report.memory_row import peak_basis
 from effcli.report.number_text import NOT_AVAILABLE, ratio
@@ -45,10 +44,10 @@ def _status(record: ComparisonRecord, line: Summary) -> str:
 
 def memory_table(record: ComparisonRecord, encoding: str) -> Table:
     """Return state and peak of each name, one unit for all states and one for all peaks."""
-    measured = any(_has(record, key) for key in (_STATE[1], _PEAK[1], _RESIDENT))
-    resident = _has(record, _RESIDENT) and not any(map(runs_on_cuda, record.runs))
+    measured = any(has(record, key) for key in (_STATE[1], _PEAK[1], _RESIDENT))
+    resident = has(record, _RESIDENT) and not any(run.is_on_cuda for run in record.runs)
     columns = list(_columns(record, measured=measured))
-    unit, unit_name = _unit(record, (*_PEAK, _RESIDENT))
+    unit, unit_name = unit_of(record, (*_PEAK, _RESIDENT))
     table = ruled_table("Memory", "optimizer", *(heading for heading, _, _ in columns))
     if resident:
         table.add_column(f"resident\nset, {unit_name}", justify="right", overflow="fold")
@@ -57,7 +56,7 @@ def memory_table(record: ComparisonRecord, encoding: str) -> Table:
         column.vertical = "bottom"
     for line in record.summary:
         cells = [_cell(line, key, unit) for _, key, unit in columns]
-        spreads = [_spread(line, key, unit, plus_minus(encoding)) for _, key, unit in columns]
+        spreads = [byte_spread(line, key, unit, plus_minus(encoding)) for _, key, unit in columns]
         add_lines(table, record, line, cells, spreads if _varies(line) else [])
     return table
 
@@ -65,24 +64,31 @@ def memory_table(record: ComparisonRecord, encoding: str) -> Table:
 def _columns(record: ComparisonRecord, *, measured: bool) -> Iterator[tuple[str, str, int]]:
     """Yield heading, key and unit of each column; ratios have the unit 0."""
     for what, (predicted, found) in (("state", _STATE), ("peak", _PEAK)):
-        unit, unit_name = _unit(record, (predicted, found))
+        unit, unit_name = unit_of(record, (predicted, found))
         yield f"{what}, {unit_name}\npredicted", predicted, unit
         if measured:
             yield "\nmeasured", found, unit
-        yield "\nratio", found if _has(record, found) else predicted, 0
+        yield "\nratio", found if has(record, found) else predicted, 0
 
 
-def _has(record: ComparisonRecord, key: str) -> bool:
+def has(record: ComparisonRecord, key: str) -> bool:
+    """Return whether any name has an amount."""
     return any(getattr(line, key) is not None for line in record.summary)
 
 
-def _unit(record: ComparisonRecord, keys: Sequence[str]) -> tuple[int, str]:
+def unit_of(record: ComparisonRecord, keys: Sequence[str]) -> tuple[int, str]:
+    """Return the unit, in bytes and by name, for all amounts of some columns."""
     return common_unit(max((getattr(line, key) or 0 for line in record.summary for key in keys), default=0))
 
 
 def _cell(line: Summary, key: str, unit: int) -> str:
     if unit == 0:
         return NOT_AVAILABLE if key not in line.ratios else ratio(line.ratios[key])
+    return byte_cell(line, key, unit)
+
+
+def byte_cell(line: Summary, key: str, unit: int) -> str:
+    """Return an amount of a name in the column's unit."""
     num_bytes = getattr(line, key)
     return NOT_AVAILABLE if num_bytes is None else amount(num_bytes, unit)
 
@@ -92,7 +98,7 @@ def amount(num_bytes: float, unit: int) -> str:
     return "<0.01" if 0 < num_bytes < 0.005 * unit else in_unit(round(num_bytes), unit)
 
 
-def _spread(line: Summary, key: str, unit: int, sign: str) -> str:
+def byte_spread(line: Summary, key: str, unit: int, sign: str) -> str:
     """Return the deviation over seeds in the column's unit; nothing where there is one seed, and for ratios."""
     if unit == 0 or key not in line.spread:
         return ""
@@ -110,7 +116,7 @@ def memory_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
         yield "ratio", f"to {record.summary[0].name}, the first; {_ratio_basis(record)}{_no_ratio(record)}"
     if predicted := "; ".join(_predicted(record)):
         yield "predicted", predicted
-    if _has(record, _STATE[1]):
+    if has(record, _STATE[1]):
         yield "state", _state_differences(record)
     yield from _measured_peak(record)
     if any(line.spread for line in record.summary) and not any(map(_varies, record.summary)):
@@ -119,7 +125,7 @@ def memory_remarks(record: ComparisonRecord) -> Iterable[tuple[str, str]]:
 
 def _ratio_basis(record: ComparisonRecord) -> str:
     basis = {
-        what: "measured" if _has(record, found) else "predicted"
+        what: "measured" if has(record, found) else "predicted"
         for what, (_, found) in (("state", _STATE), ("peak", _PEAK))
     }
     if len(set(basis.values())) == 1:
@@ -132,8 +138,8 @@ def _no_ratio(record: ComparisonRecord) -> str:
     first, *others = record.summary
     why = []
     for what, (predicted, found) in (("states", _STATE), ("peaks", _PEAK)):
-        key = found if _has(record, found) else predicted
-        if others and not getattr(first, key) and _has(record, key):
+        key = found if has(record, found) else predicted
+        if others and not getattr(first, key) and has(record, key):
             why.append(f"no ratio of {what}: its own is {NOT_AVAILABLE if getattr(first, key) is None else 0}")
     return "".join(f"; {reason}" for reason in why)
 
@@ -184,16 +190,16 @@ def _measured_peak(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
     if not measured:
         return
     profiled = [found.profiled for _, found in measured if found.profiled is not None]
-    if any(runs_on_cuda(run) for run, _ in measured):
+    if any(run.is_on_cuda for run, _ in measured):
         yield "peak", "measured: CUDA's counter of allocated bytes over the whole run"
     if profiled:
         yield "peak", f"measured: the CPU's allocator during one warm update: {_shape(profiled)}"
-    silent = [run for run, found in measured if found.peak_allocated_bytes is None and not runs_on_cuda(run)]
+    silent = [run for run, found in measured if found.peak_allocated_bytes is None and not run.is_on_cuda]
     if silent:
         asked = all(mapping(run.spec.get("loop")).get("profile_memory") for run in silent)
         hint = "the notes say why" if asked else "--profile-memory does that"
         yield "peak", f"{NOT_AVAILABLE}: no update was profiled on this CPU; {hint}"
-    if any(not runs_on_cuda(run) for run, _ in measured):
+    if any(not run.is_on_cuda for run, _ in measured):
         yield "resident", "the most that the whole process held, Python and libraries included"
 
 

@@ -11,12 +11,11 @@ from effcli.report.device_rows import (
     Sampled,
     highest_phase,
     outside_parts,
-    runs_on_cuda,
     sampled_bytes,
     unplanned_peak,
 )
 from effcli.report.number_text import NOT_AVAILABLE, in_mib
-from effcli.units import count, listed
+from effcli.units import count
 
 if TYPE_CHECKING:
     from effcli.measure.device_record import AllocatorFacts, NvmlFacts
@@ -28,14 +27,14 @@ _Told = Iterator[tuple[str, str]]
 def device_remarks(record: RunRecord) -> _Told:
     """Yield labels and sentences about the rows of a run on CUDA; nothing where it was not, or was not measured."""
     measured = record.measured
-    if measured is None or not runs_on_cuda(record):
+    if measured is None or not record.is_on_cuda:
         return
     yield from _about_state(record, measured.allocator)
     if measured.peak_allocated_bytes is not None:
         yield "on top", _about_the_rest(record)
     yield from _about_peaks(record, measured)
     yield from _about_samples(measured.nvml, measured.allocator)
-    yield from _about_missing(measured.nvml)
+    yield from missing_remarks(measured.nvml)
 
 
 def _about_state(record: RunRecord, allocator: AllocatorFacts | None) -> _Told:
@@ -93,6 +92,8 @@ def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
     then = nvml.highest.reserved_bytes if nvml.highest else None
     if then is not None and (allocator is None or then != allocator.peak_reserved_bytes):
         yield "NVML", f"{in_mib(then)} were reserved when that sample was taken"
+    if elsewhere := [SAMPLED[what] for what in known if _is_elsewhere(nvml, what)]:
+        yield "NVML", f"not known of that sample, so the highest of others: {', '.join(elsewhere)}"
     higher = [
         f"{SAMPLED[what]} {in_mib(peak)}"
         for what in known
@@ -101,7 +102,7 @@ def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
     if higher:
         yield "NVML", f"more in other samples: {', '.join(higher)}"
     for how, whats in _grouped({what: getattr(nvml, what).how for what in known}).items():
-        yield "NVML", f"{listed(whats, None, last='and')}: {how}"
+        yield "NVML", f"{', '.join(whats)}: {how}"
     if nvml.total_bytes is not None:
         kept = nvml.driver_reserved_bytes
         keeps = f"; the driver keeps {in_mib(kept)} of them for itself" if kept else ""
@@ -117,16 +118,21 @@ def _which_sample(nvml: NvmlFacts) -> str:
     return f"when {whose} held the most {samples}"
 
 
-def _about_missing(nvml: NvmlFacts) -> _Told:
+def _is_elsewhere(nvml: NvmlFacts, what: Sampled) -> bool:
+    """Return whether the sample that is shown lacks an amount that others have."""
+    return nvml.highest is not None and getattr(nvml.highest, f"{what}_bytes") is None
+
+
+def missing_remarks(nvml: NvmlFacts) -> _Told:
     """Yield why amounts are missing, each reason once, and why reading ended early."""
     missing = {what: getattr(nvml, what).reason for what in SAMPLED if sampled_bytes(nvml, what) is None}
-    if nvml.reason and len(missing) == len(SAMPLED):
+    if nvml.reason and len(missing) == len(SAMPLED):  # nothing was read at all
         yield "NVML", _missing(nvml.reason)
     elif nvml.reason:
         yield "NVML", nvml.reason
     for reason, whats in _grouped(missing).items():
         if reason != nvml.reason:
-            yield "NVML", f"{listed(whats, None, last='and')} {_missing(reason)}"
+            yield "NVML", f"{', '.join(whats)} {_missing(reason)}"
     if missing and not nvml.reason and not any(missing.values()):
         yield "NVML", f"{NOT_AVAILABLE}: the record does not say why"
 

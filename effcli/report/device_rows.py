@@ -35,11 +35,6 @@ UPDATE_PHASES: tuple[Doing, ...] = ("forward", "backward", "step")
 _PLACES = {Placement.PAGED: "paged (managed)", Placement.HOST: "on the host"}
 
 
-def runs_on_cuda(record: RunRecord) -> bool:
-    """Return whether the run's device is a CUDA device."""
-    return str(record.environment.get("device", "")).startswith("cuda")
-
-
 def outside_parts(record: RunRecord) -> dict[str, int]:
     """Return the predicted bytes of state that lie outside torch's CUDA allocator, by where they lie."""
     placed = record.optimizer.placements

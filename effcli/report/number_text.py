@@ -20,6 +20,11 @@ def in_mib(num_bytes: int) -> str:
     return format_bytes(num_bytes) if abs(num_bytes) < MIB else f"{num_bytes / MIB:,.2f} MiB"
 
 
+def mib(num_bytes: int | None) -> str:
+    """Return bytes as `in_mib` does; NOT_AVAILABLE where there are none to tell."""
+    return NOT_AVAILABLE if num_bytes is None else in_mib(num_bytes)
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number to so many significant digits, never in powers of ten where it is between 0.0001 and 1e9."""
     if value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from effcli.measure.record import RunRecord
-from effcli.report.device_rows import allocator_rows, driver_rows, runs_on_cuda, state_rows
+from effcli.report.device_rows import allocator_rows, driver_rows, state_rows
 from effcli.report.memory_row import MemoryRow, loosest, peak_basis, total
 from effcli.units import Basis, Category, StateAmount
 
@@ -60,7 +60,7 @@ def memory_rows(record: RunRecord) -> list[MemoryRow]:
         basis=loosest(basis.values()),
         is_sum=True,
     )
-    if measured is None or not runs_on_cuda(record):
+    if measured is None or not record.is_on_cuda:
         return [*parts, *_state_details(record), before, *_peak_rows(record)]
     details = [*_state_details(record), *state_rows(record)]
     return [*parts, *details, before, *allocator_rows(record, measured_total=before.measured), *driver_rows(record)]

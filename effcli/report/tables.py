@@ -17,7 +17,6 @@ from rich.text import Text
 
 from effcli.measure.record import RunRecord
 from effcli.report.device_remarks import device_remarks
-from effcli.report.device_rows import runs_on_cuda
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.memory_row import MemoryRow
 from effcli.report.number_text import NOT_AVAILABLE, in_mib
@@ -93,7 +92,7 @@ def _memory_table(record: RunRecord) -> Table:
     )
     table.add_column("basis")
     rows = memory_rows(record)
-    adds_up = measured and runs_on_cuda(record)
+    adds_up = measured and record.is_on_cuda
     show_bytes = in_mib if adds_up else format_bytes
     for row, following in zip_longest(rows, rows[1:]):
         look = "bold" if row.is_sum else "dim" if row.is_part else ""
@@ -139,7 +138,7 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
         if plan is None or plan.peak_allocated_bytes is None:
             yield "peak", f"{NOT_AVAILABLE}: activations are not predicted yet; a run measures it"
         return
-    if runs_on_cuda(record):
+    if record.is_on_cuda:
         yield from device_remarks(record)
         return
     if (profiled := measured.profiled) is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.names import Named
 from effcli.report.charts.style import LAYERS, REST, Drawn, Rows, layer_colours, width_in
+from effcli.report.device_rows import outside_bytes
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Category, Phase, format_bytes
 
@@ -51,13 +52,15 @@ def measured_bar(run: RunRecord) -> Bar | None:
     """Return what was measured: weights and state, gradients where they are whole, and the rest of the peak.
 
     Nobody measures what the rest of a peak is for. In the backward phase gradients exist in part only, so they count
-    as rest there; in the step all of them exist.
+    as rest there; in the step all of them exist. State outside torch's allocator is no part of its peak.
     """
     measured = run.measured
     if measured is None:
         return None
-    known = [(Category.WEIGHTS, measured.weights_bytes), (Category.OPTIMIZER_STATE, measured.optimizer_state_bytes)]
     plan, peak_bytes = run.optimizer.plan, measured.peak_allocated_bytes
+    outside = outside_bytes(run) if run.is_on_cuda and peak_bytes is not None else 0
+    state_bytes = max(0, measured.optimizer_state_bytes - outside)
+    known = [(Category.WEIGHTS, measured.weights_bytes), (Category.OPTIMIZER_STATE, state_bytes)]
     if peak_bytes is None or (plan is not None and plan.peak_phase == Phase.STEP):
         known.append((Category.GRADIENTS, measured.gradients_bytes))
     parts = [(LAYERS[category][0], num_bytes) for category, num_bytes in known if num_bytes is not None]

@@ -12,6 +12,7 @@ from effcli.report.charts.memory import AT_LEAST, bars_of, measured_live, memory
 from effcli.report.charts.names import Named
 from effcli.report.charts.style import LAYERS, PAGE_INK, REST, Drawn
 from effcli.report.charts.tradeoff import tradeoff_chart
+from effcli.report.page.device import device_notes, device_table, measured_phase_table
 from effcli.report.page.shell import chart_box, escaped, layer_legend, legend
 from effcli.report.page.tables import evaluation_table, memory_table, phase_table, tradeoff_table
 from effcli.report.skyline import total_bytes
@@ -56,9 +57,20 @@ def _memory(names: Sequence[Named]) -> Section:
         f'<p class="how">{" ".join(_about_bars(names, parts))}</p>',
         legend((name, colour, None) for name, colour in (*LAYERS.values(), REST) if name in parts),
         chart_box("memory"),
+        *_on_the_device(names),
         f"<details><summary>Numbers of this chart</summary>{memory_table(names)}</details></section>",
     )
     return Section(html=html, charts={"memory": chart.on_page()})
+
+
+def _on_the_device(names: Sequence[Named]) -> Iterable[str]:
+    """Yield what runs on CUDA took of the device, what these numbers are, and the peaks of each phase."""
+    if table := device_table(names):
+        yield f"<h3>On the device</h3>{table}"
+    if notes := device_notes(names):
+        yield f"<details><summary>What these numbers are</summary>{notes}</details>"
+    if phases := measured_phase_table(names):
+        yield f"<details><summary>Most allocated in each phase</summary>{phases}</details>"
 
 
 def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from effcli.report.charts.names import Named
 from effcli.report.charts.tradeoff import kept_by
-from effcli.report.number_text import NOT_AVAILABLE, amount, difference, number, ratio
+from effcli.report.number_text import NOT_AVAILABLE, amount, difference, mib, number, ratio
 from effcli.report.page.shell import escaped
-from effcli.report.rows import memory_rows
+from effcli.report.rows import BEFORE_ACTIVATIONS, memory_rows
 from effcli.report.text import common_unit, in_unit, plain
 from effcli.units import Category, count, format_bytes, format_count
 
@@ -99,17 +99,18 @@ def memory_table(names: Sequence[Named]) -> str:
 def _memory_rows(run: RunRecord) -> Iterable[str]:
     plan = run.optimizer.plan
     peak = plan.at_peak if plan else None
+    in_bytes = mib if run.is_on_cuda and run.measured else amount
     for row in memory_rows(run):
-        written: Callable[[int | None], str] = _elements if row.in_elements else amount
+        written: Callable[[int | None], str] = _elements if row.in_elements else in_bytes
         gap = row.difference
         told = difference(gap) if not row.in_elements else NOT_AVAILABLE if gap is None else f"{gap:+,}" if gap else "0"
         yield _memory_row(row.label, written(row.estimated), row.basis, written(row.measured), told)
-        if row.is_sum and plan is not None and peak is not None:
+        if row.label == BEFORE_ACTIVATIONS and plan is not None and peak is not None:
             for category in Category:
                 held = getattr(peak, f"{category}_bytes")
                 basis = plan.basis.get(category, "")
                 label = f"{category.replace('_', ' ')} at the peak ({plan.peak_phase})"
-                yield _memory_row(label, amount(held), basis, NOT_AVAILABLE, NOT_AVAILABLE)
+                yield _memory_row(label, in_bytes(held), basis, NOT_AVAILABLE, NOT_AVAILABLE)
 
 
 def _memory_row(label: str, predicted: str, basis: str, measured: str, told: str) -> str:
@@ -125,7 +126,7 @@ def tradeoff_table(names: Sequence[Named]) -> str:
     """Return the numbers of the trade-off."""
     head = _head("optimizer", "statistics for a parameter", "bits for a statistic", "state", "as")
     rows = (
-        _row(
+        row_of(
             one.named.name,
             number(one.statistics),
             number(one.bits) if one.statistics else NOT_AVAILABLE,
@@ -141,7 +142,7 @@ def evaluation_table(names: Sequence[Named]) -> str:
     """Return the evaluations of all runs; nothing where there are none."""
     head = _head("optimizer", "seed", "update", "evaluation loss", "accuracy", "F1", "perplexity")
     rows = [
-        _row(
+        row_of(
             named.name,
             str(seed),
             format_count(line.update),
@@ -167,7 +168,7 @@ def phase_table(names: Sequence[Named]) -> str:
         profiled = measured.profiled if measured else None
         phases = (plan.phases.get(phase) for phase in ("forward", "backward", "step"))
         rows.append(
-            _row(
+            row_of(
                 named.name,
                 *(amount(phase.total_bytes if phase else None) for phase in phases),
                 amount(plan.peak_allocated_bytes),
@@ -189,6 +190,11 @@ def text_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[obje
     return _boxed(caption, f"{_head(*titles, texts=titles)}<tbody>{''.join(lines)}</tbody>")
 
 
+def table_of(caption: str, titles: Sequence[str], rows: Iterable[str]) -> str:
+    """Return a table of rows, titles above numbers."""
+    return _boxed(caption, f"{_head(*titles)}<tbody>{''.join(rows)}</tbody>")
+
+
 def _head(*titles: str, texts: Sequence[str] = ()) -> str:
     """Return the head of a table; the titles that are in `texts` stand above text, the others above numbers."""
     looks = dict.fromkeys(texts, ' class="text"')
@@ -196,7 +202,8 @@ def _head(*titles: str, texts: Sequence[str] = ()) -> str:
     return f"<thead><tr>{cells}</tr></thead>"
 
 
-def _row(name: str, *cells: str) -> str:
+def row_of(name: str, *cells: str) -> str:
+    """Return a row of texts that a name begins."""
     return f'<tr><th scope="row">{_name(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
 
 
