@@ -108,12 +108,21 @@ def test_a_search_for_what_fits_takes_it_too(distilbert: Path, learnt_from: Call
     assert "CUDA (learnt from 1 run on this card" in " ".join(effcli(*flags).stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "whole_mib", "budget_mib", "fits"),
+    [
+        (900, 24_000, None, None),  # it fits in what is free and what the context takes by now
+        (500, 760, 760, "tight"),  # the context that is there is no more than what is in use
+        (100, 24_000, 800, "tight"),
+    ],
+)
 def test_the_plan_of_a_run_takes_the_context_of_its_device(
-    distilbert: Path, learnt_from: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    free_mib: int, whole_mib: int, budget_mib: int | None, fits: str | None,
+    distilbert: Path, learnt_from: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     learnt_from(line(context_mib=700, torch=INSTALLED), line(context_mib=900, card="NVIDIA H200", torch=INSTALLED))
     monkeypatch.setattr("effcli.pipeline.prepare.resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr("effcli.pipeline.run_plan.available_bytes", lambda device: 900 * MIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_mib * MIB, whole_mib * MIB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA GeForce RTX 4090")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -132,6 +141,7 @@ def test_the_plan_of_a_run_takes_the_context_of_its_device(
     assert plan.basis["context"] == "learnt"
     assert plan.context_source == f"learnt from 1 run on this card with torch {INSTALLED}, the last on 2030-01-31"
     assert plan.device_total_bytes == plan.peak_reserved_bytes + 700 * MIB
+    assert (plan.budget_bytes, plan.fits) == (budget_mib and budget_mib * MIB, fits)
 
 
 @pytest.mark.usefixtures("without_plan")

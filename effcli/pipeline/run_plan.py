@@ -39,13 +39,18 @@ class FailurePlan:
 
 
 def _present_limits(device: torch.device) -> Limits:
-    """Return what the device has free now for a run."""
+    """Return what the device has free now for a run, and on CUDA what of the context is there already.
+
+    That is taken to be all of it, which says too much by the kernels that are still to be loaded, but no more than the
+    device has in use.
+    """
+    if device.type != "cuda":
+        return Limits.of(budget_bytes=available_bytes(device), context=None)
     import torch
 
-    context = context_for(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    free_bytes = available_bytes(device)
-    there_bytes = context.num_bytes if context else 0  # what is free comes beside the context
-    return Limits.of(budget_bytes=None if free_bytes is None else free_bytes + there_bytes, context=context)
+    context = context_for(torch.cuda.get_device_name(device))
+    free_bytes, whole_bytes = torch.cuda.mem_get_info(device)
+    return Limits.of(budget_bytes=min(free_bytes + context.num_bytes, whole_bytes), context=context)
 
 
 class RunPlanner:
