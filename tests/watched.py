@@ -14,6 +14,8 @@ from effcli.storage import storages
 
 CARD = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
 MIB = 2**20
+FAILURE = "WATCHED_FAILURE"
+"""Variable of the environment that names the file from which `tests.watched_command` takes how a run fails."""
 
 
 class FakeCounters:

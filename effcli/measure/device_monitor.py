@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from effcli.measure.cuda_allocator import (
 from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
 from effcli.measure.device_samples import Baseline
 from effcli.measure.sampler import PATIENCE_S, Sampler
+from effcli.measure.side_thread import SideThread
 from effcli.nvml.answers import CardIdentity, CardReading
 from effcli.nvml.session import Card, NvmlSession, NvmlUnavailableError, find_card
 
@@ -78,12 +78,15 @@ def read_baseline(device: torch.device, *, interval_s: float, patience_s: float 
     def read() -> None:
         found.append(_in_use(watched))
 
+    thread = SideThread(read, "effcli-nvml-baseline")
     try:
-        thread = threading.Thread(target=read, name="effcli-nvml-baseline", daemon=True)
         thread.start()
+        thread.ends_within(patience_s)
     except RuntimeError as error:  # the system allows no more threads
         return Baseline(reason=first_line(error))
-    thread.join(patience_s)
+    except BaseException:  # of a signal
+        thread.ends_within(patience_s)
+        raise
     return found[-1]
 
 
@@ -149,7 +152,11 @@ class DeviceMonitor:
         if self._watched is not None:
             self._phases = AllocatorPhases(self._watched.counters)
         if self._sampler is not None:
-            self._sampler.start()
+            try:
+                self._sampler.start()
+            except BaseException:  # of a signal
+                self.stop()
+                raise
         return self
 
     def __exit__(

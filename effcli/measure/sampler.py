@@ -12,6 +12,7 @@ from effcli.errors import first_line
 from effcli.measure.cuda_allocator import Counters
 from effcli.measure.device_record import Amount, NvmlFacts
 from effcli.measure.device_samples import Baseline, Sample, Samples
+from effcli.measure.side_thread import SideThread
 from effcli.nvml.answers import CardIdentity, CardReading
 from effcli.nvml.failures import NvmlUnavailableError
 
@@ -76,30 +77,23 @@ class Sampler:
         self._first_s = self._latest_s = 0.0
         self._is_over = threading.Event()
         self._lock = threading.Lock()  # never held while the driver is asked
-        self._thread: threading.Thread | None = None
+        self._is_left = False
+        self._thread = SideThread(self._work, "effcli-nvml")
         self._processor_s = 0.0
 
     def start(self) -> None:
         """Begin to sample; does not wait for the driver."""
-        thread = threading.Thread(target=self._work, name="effcli-nvml", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError as error:  # the system allows no more threads
-            self._reason = first_line(error)
-        else:
-            self._thread = thread
+            self._give_up(first_line(error))
 
     def stop(self) -> None:
-        """Read a last time and close the driver. May be called more than once, and before `start`."""
+        """Read a last time and close the driver. May be called more than once, and without `start`."""
         self._is_over.set()
-        thread = self._thread
-        if thread is None:
-            return
-        thread.join(self._patience_s)
-        if thread.is_alive():
-            with self._lock:
-                self._reason = self._after(f"the driver did not answer within {self._patience_s:g} s")
-        self._thread = None
+        if not self._is_left and not self._thread.ends_within(self._patience_s):
+            self._is_left = True
+            self._give_up(f"the driver did not answer within {self._patience_s:g} s")
 
     @property
     def processor_s(self) -> float:
