@@ -30,8 +30,8 @@ WELL: dict[str, Any] = {
     "driver": {"answer": NO_DRIVER},
     "torch": {"answer": CPU_BUILD},
     "step": {"answer": {"device": "cpu", "name": None}},
-    "adam8bit": {"answer": {"device": "cpu", "not_on": ""}},
-    "adamw8bit-ao": {"answer": {"device": "cpu", "not_on": ""}},
+    "adam8bit": {"answer": {"device": "cpu", "not_on": "", "has_compiler": True}},
+    "adamw8bit-ao": {"answer": {"device": "cpu", "not_on": "", "has_compiler": True}},
 }
 """What is said to each question, or about each optimizer: an answer, an error, or what else a process may do."""
 

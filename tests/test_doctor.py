@@ -292,3 +292,21 @@ def test_a_card_for_which_torch_has_no_code_is_a_problem(
     play(torch={"answer": {**cuda_build(device(0, T4, capability=capability)), "kernels": kernels}})
     found = [check for check in lines(examined(), "torch") if check.status == "problem"]
     assert [f"cuda:0, whose compute capability is {capability}" in check.text for check in found] == [True] * (not runs)
+
+
+@pytest.mark.parametrize("driver_age", ["old"])
+def test_an_older_driver_counts_its_own_share_among_what_others_hold(cards: Driver, play: Play) -> None:
+    cards.play(THREE_CARDS)
+    h100 = named(examined(), f"GPU-{H100}")
+    assert h100.by_others.last_bytes == 2 * GIB + GIB // 2
+    assert h100.by_others.how == "with what the driver keeps for itself"
+    assert h100.free.last_bytes == 80 * GIB - 2 * GIB - GIB // 2
+    assert "2.50 GiB used by others and the driver" in lines(examined(), "card")[1].text
+
+
+@pytest.mark.parametrize(("compiler", "status"), [(True, "ok"), (False, "problem")])
+def test_torchao_on_cuda_needs_a_compiler(compiler: bool, status: str, play: Play) -> None:
+    play(adamw8bit_ao={"answer": {"device": "cuda:0", "not_on": "", "has_compiler": compiler}})
+    check = line(examined(), "torchao")
+    assert check.status == status
+    assert "a step of adamw8bit-ao on cuda:0 works, uncompiled; a run compiles it" in check.text

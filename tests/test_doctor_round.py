@@ -100,7 +100,7 @@ def test_a_process_that_crashes_is_told_with_its_last_words(played: Play) -> Non
     assert "does not load: its process was killed by signal 11 (Segmentation fault)" in line(record, "torch").text
     device = line(record, "device")
     assert device.status == "problem"
-    assert "signal 6 (Aborted): what(): CUDA error: no code" in device.text
+    assert "signal 6 (Aborted): what(): CUDA error: an illegal instruction" in device.text
     assert line(record, "bitsandbytes").status == "note"  # proves nothing, since torch itself fails
     assert record.device is None
     assert record.device_works is None
@@ -439,3 +439,10 @@ def test_lines_are_wrapped_and_not_cut(width: int) -> None:
 def test_quiet_leaves_problems_alone() -> None:
     assert [line.split()[0] for line in shown(80, quiet=True)] == ["effcli", "problem", "to"]
     assert shown(80, quiet=True, checks=CHECKS[:1]) == ["effcli doctor: all is well"]
+
+
+def test_verbose_adds_the_versions(at_once: None) -> None:
+    import torch
+
+    shown = [line.split() for line in effcli("doctor", "--verbose").stdout.splitlines()]
+    assert ["torch", torch.__version__] in shown

@@ -23,7 +23,7 @@ def doctor(
     as_json: o.Json = False,
     quiet: Annotated[bool, o.option("Show problems only.", o.OUTPUT, name="--quiet")] = False,
     verbose: Annotated[
-        bool, o.option("Show tracebacks, and what libraries complained about.", o.OUTPUT, name="--verbose")
+        bool, o.option("Show versions, tracebacks, and what libraries complained about.", o.OUTPUT, name="--verbose")
     ] = False,
 ) -> None:
     """Say what works on this machine, and how to mend what does not: devices, packages, the hub, memory.
@@ -41,7 +41,7 @@ def doctor(
         return
     with output.waiting("looking, and trying a step of torch and of 8-bit optimizers", quiet=quiet or as_json):
         record = pipeline.doctor(device, tell=_complain if verbose else None)
-    output.emit_doctor(record, json=as_json, quiet=quiet)
+    output.emit_doctor(record, json=as_json, quiet=quiet, verbose=verbose)
     pipeline.check_requested_device(record)
 
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from effcli.report.layout import print_parts
+from effcli.report.layout import fact_grid, print_parts
 from effcli.report.text import plain
 from effcli.units import count
 
@@ -23,12 +23,16 @@ _NARROWEST = 60
 """Columns below which names stand above their texts."""
 
 
-def render_doctor(record: DoctorRecord, console: Console, *, quiet: bool) -> None:
-    """Print the checks in their order, those that found a problem alone with `quiet`."""
+def render_doctor(record: DoctorRecord, console: Console, *, quiet: bool, verbose: bool = False) -> None:
+    """Print the checks in their order, those that found a problem alone with `quiet`; with `verbose` the versions."""
     console.print(Text(f"effcli doctor: {_summary(record)}", style="bold"))
     checks = record.problems if quiet else record.checks
+    parts: list[RenderableType] = []
     if checks:
-        print_parts([_grid(checks) if console.width >= _NARROWEST else _blocks(checks)], console)
+        parts.append(_grid(checks) if console.width >= _NARROWEST else _blocks(checks))
+    if verbose:
+        parts.append(fact_grid((name, version or "n/a") for name, version in record.versions.items()))
+    print_parts(parts, console)
 
 
 def _summary(record: DoctorRecord) -> str:

@@ -126,14 +126,17 @@ def emit_comparison(
     render_comparison(record, make_console(stderr=False), notes=not quiet, folder=folder)
 
 
-def emit_doctor(record: DoctorRecord, json: bool, quiet: bool) -> None:
-    """Write what a doctor found to stdout: one JSON document, or a line for each check, with `quiet` for problems."""
+def emit_doctor(record: DoctorRecord, json: bool, quiet: bool, verbose: bool) -> None:
+    """Write what a doctor found to stdout: one JSON document, or a line for each check.
+
+    `quiet` leaves out what is no problem, `verbose` adds the versions of packages.
+    """
     if json:
         emit_json(record.model_dump(mode="json"))
         return
     from effcli.report.doctor import render_doctor
 
-    render_doctor(record, make_console(stderr=False), quiet=quiet)
+    render_doctor(record, make_console(stderr=False), quiet=quiet, verbose=verbose)
 
 
 def emit_history(history: History, json: bool) -> None:
@@ -152,7 +155,11 @@ def waiting(text: str, quiet: bool) -> Iterator[None]:
     if quiet or not is_terminal(sys.stderr):
         yield
         return
-    with make_console(stderr=True).status(text):
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    # Unlike a console's `status` it leaves stdout as it is, which is being looked at.
+    with Live(Spinner("dots", text), console=make_console(stderr=True), transient=True, redirect_stdout=False):
         yield
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from effcli.measure.device_record import Amount
 from effcli.measure.doctor_record import CardFacts, Check
-from effcli.nvml.answers import Answer
+from effcli.nvml.answers import Answer, CardReading
 from effcli.nvml.visible import VISIBLE
 from effcli.pipeline.doctoring.driver import DriverCard, DriverFacts
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.pipeline.doctoring.torch_check import TorchDevice, TorchFacts, hides_all
 from effcli.units import format_bytes
 
+WITH_DRIVERS = "with what the driver keeps for itself"
 _SHORT = 12
 """Characters of an identifier, its prefix included."""
 
@@ -66,7 +67,7 @@ def _facts(card: DriverCard, device: TorchDevice | None) -> CardFacts:
         unified=device.unified if device else None,
         total=_amount(reading.total),
         free=_amount(_free(reading.total, reading.used, reading.driver_reserved)),
-        by_others=_amount(reading.used),  # whoever asked holds nothing of it
+        by_others=_by_others(reading),
         unreadable=identity.unreadable,
     )
 
@@ -87,6 +88,13 @@ def _only_torchs(device: TorchDevice, driver: DriverFacts) -> CardFacts:
         by_others=Amount(reason=reason),
         unreadable=device.failure or None,
     )
+
+
+def _by_others(reading: CardReading) -> Amount:
+    """Return all that is in use: whoever asked holds nothing of it."""
+    amount = _amount(reading.used)
+    apart = reading.driver_reserved.num_bytes is not None or amount.last_bytes is None
+    return amount if apart else amount.model_copy(update={"how": WITH_DRIVERS})
 
 
 def _amount(answer: Answer) -> Amount:
@@ -139,7 +147,8 @@ def _memory(card: CardFacts) -> str:
         return f"memory{shared} n/a: {card.total.reason}"
     if free is None or others is None:
         return f"{format_bytes(total)}{shared}, what is free n/a: {card.free.reason}"
-    return f"{format_bytes(total)}{shared}, {format_bytes(free)} free, {format_bytes(others)} used by others"
+    driver = " and the driver" if card.by_others.how == WITH_DRIVERS else ""
+    return f"{format_bytes(total)}{shared}, {format_bytes(free)} free, {format_bytes(others)} used by others{driver}"
 
 
 def _abilities(card: CardFacts) -> list[str]:

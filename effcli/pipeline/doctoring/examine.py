@@ -20,11 +20,11 @@ from effcli.pipeline.doctoring.torch_check import TorchFacts, check_torch, torch
 from effcli.pipeline.doctoring.visible import check_visible, named_identifiers
 from effcli.pipeline.doctoring.working import AUTO, OPTIMIZERS, check_device, check_optimizer
 
-LOOKING_S = 10.0
+LOOKING_S = 20.0
 """Longest time for what is looked at in this process: a name to be resolved, a disk."""
 DRIVER_S = 15.0
-TRYING_S = 90.0
-"""Longest time for what imports torch, which takes a minute from a slow disk."""
+TRYING_S = 60.0
+"""Longest time for what imports torch, which takes tens of seconds from a slow disk."""
 
 Looks = Mapping[str, Callable[[], Checks]]
 

@@ -6,6 +6,8 @@ All return values that JSON has.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +115,7 @@ def _two_losses(model: torch.nn.Module, rows: torch.Tensor, labels: torch.Tensor
 def step_of_optimizer(name: str, device: str) -> dict[str, Any]:
     """Return on which device an optimizer made a step on 4,096 elements; on a CPU where `device` is not there.
 
-    Nothing is compiled: on CUDA torchao's compiled step takes tens of seconds and a compiler.
+    Nothing is compiled: on CUDA torchao's compiled step takes tens of seconds, and a C compiler, which is looked for.
 
     Raises:
         MissingExtraError: its package is not installed.
@@ -129,4 +131,9 @@ def step_of_optimizer(name: str, device: str) -> dict[str, Any]:
     activate(chosen)
     with torch.compiler.set_stance("force_eager"):
         registry.check_works(entry, str(chosen))
-    return {"device": str(chosen), "not_on": not_on}
+    return {"device": str(chosen), "not_on": not_on, "has_compiler": _has_compiler()}
+
+
+def _has_compiler() -> bool:
+    """Return whether there is a C compiler where Triton looks for one (triton/runtime/build.py, 3.x)."""
+    return bool(os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc"))

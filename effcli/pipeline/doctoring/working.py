@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from effcli.measure.doctor_record import Check
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
@@ -11,6 +14,7 @@ from effcli.pipeline.doctoring.torch_check import TorchFacts, command_for
 
 OPTIMIZERS = {"bitsandbytes": "adam8bit", "torchao": "adamw8bit-ao"}
 """Packages of 8-bit optimizers, and the optimizer that is tried; the first is needed, the second an extra."""
+_GCC = "apt-get install gcc python3-dev, or name a compiler: export CC=FILE"
 AUTO, CPU = "auto", "cpu"
 
 
@@ -33,7 +37,8 @@ def check_device(reply: Reply, requested: str | None, torch: TorchFacts, driver:
 def _remedy(wanted: str, torch: TorchFacts, driver: DriverFacts, advice: str) -> str:
     if wanted.startswith("cuda") and torch.is_cpu_build and driver.usable_cards:
         return command_for(driver)
-    return advice or (pip_install("torch") if wanted == CPU else "use another device: --device cpu")
+    on_cpu = wanted == CPU or (wanted == AUTO and not torch.devices)
+    return advice or (f"{pip_install('torch')} --force-reinstall" if on_cpu else "use another device: --device cpu")
 
 
 def check_optimizer(package: str, reply: Reply | None, device_works: bool) -> Checks:
@@ -49,10 +54,20 @@ def check_optimizer(package: str, reply: Reply | None, device_works: bool) -> Ch
     if reply.answer is None:
         remedy = f"{pip_install(package)} --force-reinstall, or choose another --optim: effcli optimizers"
         return (problem(package, f"{found}; no step of {name}: {reply.failure}", remedy),)
-    uncompiled = ", uncompiled" if package == "torchao" else ""
-    text = f"{found}; a step of {name} on {reply.answer['device']} works{uncompiled}"
-    not_on = reply.answer["not_on"]
-    return (note(package, f"{text}, since {not_on} is not there") if not_on else ok(package, text),)
+    return (_stepped(package, f"{found}; a step of {name}", reply.answer),)
+
+
+def _stepped(package: str, what: str, answer: Mapping[str, Any]) -> Check:
+    """Return the line about an optimizer that made a step; torchao's is compiled in a run on CUDA, and not here."""
+    text = f"{what} on {answer['device']} works"
+    if answer["not_on"]:
+        return note(package, f"{text}, since {answer['not_on']} is not there")
+    if package != "torchao" or answer["device"] == CPU:
+        return ok(package, text)
+    text = f"{text}, uncompiled; a run compiles it"
+    return (
+        ok(package, text) if answer["has_compiler"] else problem(package, f"{text}, but there is no C compiler", _GCC)
+    )
 
 
 def _missing(package: str) -> Check:
