@@ -10,7 +10,7 @@ import pytest
 
 from effcli.report.page import write_page
 from effcli.report.timeline import write_timeline
-from tests import comparisons, plans
+from tests import comparisons, cuda_records, plans
 from tests.browser import NAMES, Tab, chromium, tab
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=f"no browser here: none of {', '.join(NAMES)}")
@@ -37,6 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "two_seeds": comparisons.two_seeds(),
         "planned": comparisons.planned_only(),
         "hostile": comparisons.hostile(),
+        "cuda": cuda_records.every_kind(),
     }
     for name, record in records.items():
         write_page(record, folder / f"{name}.html")
@@ -68,12 +69,12 @@ def marks(browser: Tab, chart: str) -> dict[str, list[int]]:
     return drawn
 
 
-@pytest.mark.parametrize("name", ["three", "two_seeds", "planned", "timeline"])
+@pytest.mark.parametrize("name", ["three", "two_seeds", "planned", "cuda", "timeline"])
 def test_every_page_is_drawn_in_silence(name: str, browser: Tab, pages: dict[str, Path]) -> None:
     browser.open(pages[name])
     assert quiet(browser, pages[name])
     drawn = browser.ask("document.querySelectorAll('.chart svg.marks').length")
-    assert drawn == {"three": 7, "two_seeds": 7, "planned": 5, "timeline": 1}[name]
+    assert drawn == {"three": 7, "two_seeds": 7, "planned": 5, "cuda": 3, "timeline": 1}[name]
 
 
 def test_charts_show_each_number_of_the_record(three: Tab) -> None:
@@ -168,7 +169,23 @@ def test_the_policy_of_the_page_stops_a_script_that_gets_in(browser: Tab, pages:
     assert any("Content Security Policy" in line for line in browser.said)
 
 
-@pytest.mark.parametrize("name", ["two_seeds", "hostile"])
+def test_what_runs_took_of_the_device_fits_the_page(browser: Tab, pages: dict[str, Path]) -> None:
+    browser.view(1280)
+    browser.open(pages["cuda"])
+    browser.ask("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    widths = browser.ask(
+        "[...document.querySelectorAll('.scroll')].map((box) => [box.ariaLabel, box.scrollWidth - box.clientWidth])"
+    )
+    assert {"The comparison", "On the device", "Most allocated in each phase"} <= {name for name, _ in widths}
+    assert [name for name, beyond in widths if beyond > 0] == []
+    cells = browser.ask(
+        "[...document.querySelectorAll('[aria-label=\"On the device\"] td')].map((td) => td.textContent)"
+    )
+    assert "574.00 MiB" in cells
+    assert "n/a" in cells
+
+
+@pytest.mark.parametrize("name", ["two_seeds", "hostile", "cuda"])
 def test_a_phone_scrolls_tables_and_not_the_page(name: str, browser: Tab, pages: dict[str, Path]) -> None:
     browser.view(1280)
     browser.open(pages[name])

@@ -28,6 +28,7 @@ from effcli.report.page.tables import memory_table
 from effcli.report.tables import render_run
 from effcli.trace.kinds import LIBRARY
 from tests import comparisons, cuda_records
+from tests.commands import effcli
 
 MIB = 2**20
 NEVER = ("None", "nan", "inf ", "1844674407370955", "17592186044416", "17,592,186,044,416", "17179869184", "…")
@@ -140,9 +141,10 @@ def test_paged_state_is_named_and_lies_outside_the_allocator() -> None:
 def test_what_a_peak_before_the_step_lacks_is_told() -> None:
     text = shown(cuda_records.ALL["peak in the backward phase"]())
     assert facts(text, "on top") == (
-        "activations and temporaries of the peak, less what is not there then: 100.00 MiB as planned"
+        "all else that tensors take at the peak: activations, temporaries; "
+        "less what is not there then, 100.00 MiB as planned"
     )
-    assert facts(shown(cuda_records.completed()), "on top") == "activations and temporaries of the peak"
+    assert facts(shown(cuda_records.completed()), "on top").endswith("activations, temporaries")
 
 
 # Moments --------------------------------------------------------------------------------------------------------------
@@ -242,6 +244,18 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_unknown_has_a_number(kin
     text = shown(cuda_records.ALL[kind](), columns=columns)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
     assert not [word for word in NEVER if word in text]
+
+
+def test_a_saved_run_is_reported_as_it_was_when_it_ended(tmp_path: Path) -> None:
+    record = cuda_records.completed()
+    (tmp_path / "record.json").write_text(record.model_dump_json())
+    told = effcli("report", tmp_path).stdout
+    assert row(told, "CUDA context and other") == row(shown(record), "CUDA context and other")
+    assert facts(told, "NVML") == facts(shown(record), "NVML")
+    document = effcli("report", tmp_path, "--json").record
+    (run,) = document["runs"]
+    assert run["measured"]["nvml"]["highest"]["context_bytes"] == 574 * MIB
+    assert document["summary"][0]["peak_process_bytes"] == 17_300 * MIB
 
 
 # Several runs ---------------------------------------------------------------------------------------------------------

@@ -57,16 +57,16 @@ _PLACES = {"paged (managed)": "are paged (managed) memory", "on the host": "lie 
 
 def _about_the_rest(record: RunRecord) -> str:
     """Return what the peak holds on top, and how much less that is as planned than the activations alone."""
-    told = "activations and temporaries of the peak"
+    told = "all else that tensors take at the peak: activations, temporaries"
     plan = record.optimizer.plan
     peak = plan.at_peak if plan else None
     if peak is None:
-        return f"{told}, less gradients and state that are not there then"
+        return f"{told}; less gradients and state that are not there then"
     held = peak.weights_bytes + peak.gradients_bytes + peak.optimizer_state_bytes
     whole = record.optimizer.total_before_activations_bytes - sum(outside_parts(record).values())
     if whole <= held:
         return told
-    return f"{told}, less what is not there then: {in_mib(whole - held)} as planned"
+    return f"{told}; less what is not there then, {in_mib(whole - held)} as planned"
 
 
 def _about_peaks(record: RunRecord, measured: Measured) -> _Told:
