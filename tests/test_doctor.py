@@ -81,7 +81,7 @@ def test_cards_are_told_apart_by_identifier_where_cuda_numbers_them_otherwise(
     cards: Driver, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards.play(THREE_CARDS)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"GPU-{H100[:8]},0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"GPU-{H100[:8]},GPU-{T4}")
     play(
         torch={"answer": cuda_build(device(0, H100, "NVIDIA H100 80GB HBM3", "9.0"), device(1, T4))},
         step={"answer": {"device": "cuda:0", "name": "NVIDIA H100 80GB HBM3"}},
@@ -107,6 +107,7 @@ def test_cards_are_told_apart_by_identifier_where_cuda_numbers_them_otherwise(
     assert record.versions["driver_cuda"] == "12.8"
     assert line(record, "device").text.startswith("a training step on cuda:0 (NVIDIA H100 80GB HBM3) works")
     assert record.device == "cuda:0"
+    assert not record.problems
 
 
 MIG = """
@@ -196,6 +197,9 @@ def test_a_card_without_a_driver_is_a_problem(cards: Driver, tmp_path: Path, mon
     monkeypatch.setattr(driver_check, "PCI_DEVICES", tmp_path / "pci")
     cards.play("fail nvmlInit 9")
     assert line(examined(), "driver").status == "problem"
+    cards.play("nvml 12.570.86.15")
+    assert line(examined(), "driver").status == "problem"
+    assert "0 cards" in line(examined(), "driver").text
     (tmp_path / "pci" / "0000:02:00.0" / "vendor").write_text("0x1002\n")
     assert line(examined(), "driver").status == "note"
 

@@ -216,7 +216,8 @@ def test_all_of_it_really_works_without_torch_in_the_process_of_the_doctor(tmp_p
     assert line(record, "torch").text.startswith(torch.__version__)
 
 
-def test_a_training_step_proves_that_the_processor_trains() -> None:
+def test_a_training_step_proves_that_the_processor_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert trials.step_on_device("cpu") == {"device": "cpu", "name": None}
     with pytest.raises(DeviceError):
         trials.step_on_device("cuda:99")
@@ -313,8 +314,8 @@ def test_caches_are_counted_without_links(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "none"))
     models, data = check_cache()
-    assert models.text.startswith(f"{tmp_path / 'hub'}: 3.00 KiB from the hub, ")
-    assert data.text.startswith(f"{tmp_path / 'none'}: nothing yet")
+    assert models.text.startswith(f"{tmp_path / 'hub'}, from the hub: 3.00 KiB, ")
+    assert data.text.startswith(f"{tmp_path / 'none'}, tokenised data: nothing yet, ")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file"))
     assert check_cache()[1].status == "problem"

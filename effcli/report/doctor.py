@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -54,10 +55,8 @@ def _grid(checks: Iterable[Check]) -> Table:
 def _blocks(checks: Iterable[Check]) -> RenderableType:
     parts: list[RenderableType] = []
     for check in checks:
-        indented = Table.grid(padding=(0, 0, 0, 2))
-        indented.add_column(overflow="fold")
-        indented.add_row(_text(check))
-        parts += [_status(check).append(f" {plain(check.name)}", style="not bold default"), indented]
+        name = _status(check).append(f" {plain(check.name)}", style="not bold default")
+        parts += [name, Padding(_text(check), (0, 0, 0, 2))]
     return Group(*parts)
 
 

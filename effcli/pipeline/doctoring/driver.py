@@ -130,7 +130,10 @@ def check_driver(facts: DriverFacts) -> Checks:
     whole = [card for card in facts.cards if card.identity.parent_uuid is None]
     instances = len(facts.cards) - len(whole)
     held = count(len(whole), "card") + (f" with {count(instances, 'MIG instance')}" if instances else "")
-    return (ok("driver", f"{', '.join(versions)}: {held}"),)
+    text = f"{', '.join(versions)}: {held}"
+    if facts.cards:
+        return (ok("driver", text),)
+    return (problem("driver", text, REMEDY) if has_nvidia_card() else note("driver", text),)
 
 
 def _not_answering(facts: DriverFacts) -> Check:

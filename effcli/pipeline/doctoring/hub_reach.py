@@ -76,7 +76,7 @@ def _cache(path: Path, what: str, variable: str) -> Check:
     found = existing(path)
     if not is_writable(found):
         return problem("cache", f"{path} ({what}) cannot be written", f"export {variable}=FOLDER, a folder of yours")
-    return ok("cache", f"{path}: {_amount(path)} {what}, {room(found)}")
+    return ok("cache", f"{path}, {what}: {_amount(path)}, {room(found)}")
 
 
 def _amount(path: Path) -> str:
