@@ -61,7 +61,7 @@ def resolve_device(name: str) -> torch.device:
         show_all_devices()
         if name == "auto":
             return torch.device("cpu")
-        raise DeviceError(f"--device {name}: {_why_no_cuda()}; or use --device cpu")
+        raise DeviceError(f"--device {name}: {_why_no_cuda()} --device cpu")
     if index >= torch.cuda.device_count():
         raise DeviceError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return torch.device("cuda", index)
@@ -102,24 +102,25 @@ def _is_cpu_build() -> bool:
 
 
 def _why_no_cuda() -> str:
-    """Return why torch finds no CUDA device, and what can be done."""
+    """Return why torch finds no CUDA device and what can be done, up to the last way: another `--device`."""
     import torch
 
     build = f"torch {torch.__version__}"
     if _is_cpu_build():
-        return f"{build} is a CPU-only build; install one for CUDA (https://pytorch.org/get-started/locally)"
+        return f"{build} is a CPU-only build; install one for CUDA (https://pytorch.org/get-started/locally), or use"
     try:
         with NvmlSession.open() as session:
             num_cards, newest = sum(card.index is not None for card in cards(session)), session.cuda_version
     except NvmlUnavailableError as error:
-        return f"{build} finds no CUDA device: {error.reason}"
+        return f"{build} finds no CUDA device: {error.reason}; else use"
     needed = str(torch.version.cuda or "")
     if needed and newest and int(newest.partition(".")[0]) < int(needed.partition(".")[0]):
         return (
             f"{build} is built for CUDA {needed}, and the NVIDIA driver serves CUDA up to {newest}; "
-            f"update the driver, or install torch for CUDA {newest}"
+            f"update the driver, or install torch for CUDA {newest}, or use"
         )
-    return f"{build} finds no CUDA device, though the NVIDIA driver has {count(num_cards, 'card')}; see nvidia-smi"
+    has = f"the NVIDIA driver has {count(num_cards, 'card')}"
+    return f"{build} finds no CUDA device, though {has}; look at nvidia-smi, or use"
 
 
 def check_precision(precision: str, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -469,6 +470,26 @@ def test_c22_commands_that_need_no_driver_do_without(
     else:
         driver.play(f"fail nvmlInit {failure}")
     assert effcli(*(argument.format(folder=distilbert) for argument in arguments)).code == 0
+    assert all(what == "init" for what, _ in driver.calls())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", ["blocked", "18"])
+def test_c22_runs_on_a_cpu_do_without_a_driver(
+    failure: str, driver: Driver, distilbert: Path, data: Path, tmp_path: Path
+) -> None:
+    driver.play(f"fail nvmlInit {failure}")
+    blocking = tmp_path / "blocking"
+    blocking.mkdir()
+    if failure == "blocked":
+        (blocking / "pynvml.py").write_text("raise ImportError")
+    paths = {"PYTHONPATH": os.pathsep.join([str(blocking), *sys.path])}
+    command = [sys.executable, "-m", "effcli", "compare", "adamw", "adafactor", "--model", str(distilbert)]
+    rest = ["--data", str(data), "--max-steps", "1", "--out", str(tmp_path / "o"), "--json"]
+    environment = {**os.environ, **driver.environment(), **paths}
+    done = subprocess.run([*command, *rest], capture_output=True, text=True, env=environment, check=True)
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["status"] for run in runs] == ["completed"] * 2
     assert all(what == "init" for what, _ in driver.calls())
 
 
