@@ -314,3 +314,16 @@ def test_torchao_on_cuda_needs_a_compiler(compiler: bool, status: str, play: Pla
     check = line(examined(), "torchao")
     assert check.status == status
     assert "a step of adamw8bit-ao on cuda:0 works, uncompiled; a run compiles it" in check.text
+
+
+def test_a_divided_card_without_instances_is_told(cards: Driver, play: Play) -> None:
+    cards.play(f"card GPU-{T4} NVIDIA A100-SXM4-40GB\nmig on\nmemory 42949672960 0 0")
+    assert "divided, but shows no MIG instance" in line(examined(), "card").text
+
+
+def test_a_card_that_is_lost_while_it_is_looked_at_is_told(cards: Driver, play: Play) -> None:
+    cards.play(f"{THREE_CARDS}\n    fail nvmlDeviceGetMemoryInfo 15 on GPU-{H100}")
+    t4, h100, _ = examined().cards
+    assert t4.total.last_bytes == 15 * GIB
+    assert h100.total.last_bytes is None
+    assert "lost" in (h100.total.reason or "")

@@ -148,9 +148,10 @@ def test_a_check_that_fails_itself_is_a_line_and_the_others_go_on(
 
     monkeypatch.setitem(examine._AFTER, "memory", fails)
     monkeypatch.setattr(examine, "check_torch", lambda *facts: fails())
+    monkeypatch.setattr(examine, "known_cards", lambda *facts: fails())
     done = effcli("doctor", "--json")
     record = DoctorRecord.model_validate(done.record)
-    for name in ("memory", "torch"):
+    for name in ("memory", "torch", "card"):
         assert line(record, name).text == "could not be checked: ZeroDivisionError: of all things"
     assert "Traceback" not in done.stderr
     assert {"effcli", "device", "hub", "terminal"} <= {check.name for check in record.checks}

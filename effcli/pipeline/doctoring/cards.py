@@ -112,7 +112,22 @@ def check_cards(cards: Sequence[CardFacts]) -> Checks:
     """Return a line about each card and MIG instance."""
     torch_sees = any(card.device for card in cards)
     hidden = VISIBLE in os.environ and (torch_sees or hides_all())
-    return tuple(_check(card, torch_sees=torch_sees, hidden=hidden) for card in cards)
+    parents = {card.parent_uuid for card in cards}
+    return tuple(
+        _divided(card, card.uuid in parents)
+        if card.divided and not card.unreadable
+        else _check(card, torch_sees=torch_sees, hidden=hidden)
+        for card in cards
+    )
+
+
+def _divided(card: CardFacts, has_instances: bool) -> Check:
+    what = f"{card.name or 'a card without a name'} {_where(card, hidden=False)}: divided"
+    if has_instances:
+        return ok("card", f"{what} into MIG instances, on which runs go")
+    return note(
+        "card", f"{what}, but shows no MIG instance to run on", "nvidia-smi mig -lgi lists them, -cgi makes one"
+    )
 
 
 def _check(card: CardFacts, *, torch_sees: bool, hidden: bool) -> Check:
@@ -120,8 +135,6 @@ def _check(card: CardFacts, *, torch_sees: bool, hidden: bool) -> Check:
     what = f"{card.name or 'a card without a name'} {_where(card, hidden)}"
     if card.unreadable:
         return problem("card", f"{what}: n/a: {card.unreadable}", "look at what nvidia-smi says")
-    if card.divided:
-        return ok("card", f"{what}: divided into MIG instances, on which runs go")
     text = f"{what}: {', '.join([_memory(card), *_abilities(card)])}"
     if card.device is None and hidden:
         return note("card", text)
@@ -131,7 +144,7 @@ def _check(card: CardFacts, *, torch_sees: bool, hidden: bool) -> Check:
 
 
 def _where(card: CardFacts, hidden: bool) -> str:
-    device = card.device or (f"hidden by {VISIBLE}" if hidden and not card.divided else "")
+    device = card.device or (f"hidden by {VISIBLE}" if hidden else "")
     return f"({', '.join(filter(None, (device, short(card.uuid))))})"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from effcli.pipeline.doctoring.asking import Asked, Reply
 from effcli.pipeline.doctoring.cards import check_cards, known_cards
 from effcli.pipeline.doctoring.disk import check_disk
 from effcli.pipeline.doctoring.driver import DriverFacts, check_driver, driver_facts
-from effcli.pipeline.doctoring.findings import Checks, Looking, Tell, guarded
+from effcli.pipeline.doctoring.findings import Checks, Looking, Tell, failed, guarded
 from effcli.pipeline.doctoring.hub_reach import check_cache, check_hub
 from effcli.pipeline.doctoring.installed import check_packages, check_program, installed, versions
 from effcli.pipeline.doctoring.machine import check_history, check_memory, check_terminal
@@ -49,11 +49,6 @@ class Answers:
     step: Reply
     optimizers: Mapping[str, Reply]
 
-    @property
-    def cards(self) -> tuple[CardFacts, ...]:
-        """Return the cards of driver and torch."""
-        return known_cards(self.driver, self.torch, named_identifiers(self.driver))
-
 
 def examine(device: str | None, tell: Tell) -> DoctorRecord:
     """Return what works here. `device` is the one that was asked for, None for the one that a run would take.
@@ -62,22 +57,19 @@ def examine(device: str | None, tell: Tell) -> DoctorRecord:
     """
     before, after = _started(_BEFORE, tell), _started(_AFTER, tell)
     answers = _ask(device or AUTO, tell)
-    about_devices = [guarded(name, look, tell) for name, look in _about_devices(answers, device).items()]
-    works = answers.step.answer is not None
-    torch, driver = answers.torch, answers.driver
+    driver, torch, step = answers.driver, answers.torch, answers.step
+    cards, no_cards = _known(answers, tell)
+    about_devices = [guarded(name, look, tell) for name, look in _about_devices(answers, cards, device).items()]
+    found = (*(one.checks() for one in before), *about_devices, no_cards, *(one.checks() for one in after))
     return DoctorRecord(
         versions={**versions(), "torch_cuda": torch.cuda, "torch_rocm": torch.hip, "driver": driver.driver}
         | {"nvml": driver.nvml, "driver_cuda": driver.cuda},
         requested_device=device,
-        device_works=works if device is not None else None,
-        device=answers.step.answer["device"] if answers.step.answer is not None else None,
+        device_works=None if device is None else step.answer is not None,
+        device=None if step.answer is None else step.answer["device"],
         optimizers={OPTIMIZERS[name]: reply.answer is not None for name, reply in answers.optimizers.items()},
-        checks=tuple(
-            check
-            for checks in (*(one.checks() for one in before), *about_devices, *(one.checks() for one in after))
-            for check in checks
-        ),
-        cards=answers.cards,
+        checks=tuple(check for checks in found for check in checks),
+        cards=cards,
     )
 
 
@@ -112,13 +104,21 @@ def _replied(asked: Asked, tell: Tell) -> Reply:
     return reply
 
 
-def _about_devices(answers: Answers, device: str | None) -> Looks:
+def _known(answers: Answers, tell: Tell) -> tuple[tuple[CardFacts, ...], Checks]:
+    """Return the cards of driver and torch, and a problem where they could not be brought together."""
+    try:
+        return known_cards(answers.driver, answers.torch, named_identifiers(answers.driver)), ()
+    except Exception as error:
+        return (), (failed("card", error, tell),)
+
+
+def _about_devices(answers: Answers, cards: Sequence[CardFacts], device: str | None) -> Looks:
     driver, torch, step = answers.driver, answers.torch, answers.step
     return {
         "driver": lambda: check_driver(driver),
         "torch": lambda: check_torch(torch, driver),
-        "visible": lambda: check_visible(answers.cards, driver),
-        "card": lambda: check_cards(answers.cards),
+        "visible": lambda: check_visible(cards, driver),
+        "card": lambda: check_cards(cards),
         "device": lambda: check_device(step, device, torch, driver),
         **{
             package: partial(check_optimizer, package, answers.optimizers.get(package), step.answer is not None)

@@ -54,8 +54,13 @@ def guarded(name: str, look: Callable[[], Checks], tell: Tell) -> Checks:
     try:
         return look()
     except Exception as error:
-        tell(masked(traceback.format_exc()))
-        return (problem(name, f"could not be checked: {in_words(error)}", "--verbose shows where"),)
+        return (failed(name, error, tell),)
+
+
+def failed(name: str, error: Exception, tell: Tell) -> Check:
+    """Return the line of a check that has just failed itself, and tell where."""
+    tell(masked(traceback.format_exc()))
+    return problem(name, f"could not be checked: {in_words(error)}", "--verbose shows where")
 
 
 class Looking:

@@ -65,7 +65,7 @@ def torch_facts(reply: Reply) -> TorchFacts:
 def check_torch(torch: TorchFacts, driver: DriverFacts) -> Checks:
     """Return the line about torch: whether its build suits the driver, and has code for each device."""
     if torch.failure:
-        return (problem("torch", f"does not load: {torch.failure}", pip_install("torch")),)
+        return (problem("torch", f"does not load: {torch.failure}", _forced("")),)
     return (_build(torch, driver), *_without_kernels(torch))
 
 
