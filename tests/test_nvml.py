@@ -99,6 +99,17 @@ def test_a_driver_that_opens_at_the_second_attempt_is_closed_once(driver: Driver
     assert driver.calls() == [("init", 9), ("init", 0), ("shutdown", 0)]
 
 
+def test_a_driver_is_closed_where_its_opening_is_interrupted(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    driver.play(ONE_CARD)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetNVMLVersion", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        NvmlSession.open()
+    assert driver.calls() == [("init", 0), ("shutdown", 0)]
+
+
 def test_no_error_comes_out_of_closing(driver: Driver) -> None:
     driver.play(ONE_CARD + "fail nvmlShutdown 15")
     NvmlSession.open().close()

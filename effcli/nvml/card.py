@@ -131,7 +131,7 @@ class Card:
 
     def _is_here(self, process: Any) -> bool:
         """Tell whether an entry belongs to this device: a MIG instance may list those of its neighbours."""
-        ids = (process.gpuInstanceId, process.computeInstanceId)
+        ids = _instance_of(process)
         return self.identity.instance is None or all(
             given in (own, _ANY_INSTANCE) for given, own in zip(ids, self.identity.instance, strict=True)
         )
@@ -143,6 +143,14 @@ class Card:
         if code_of(error) == NOT_SUPPORTED and not_supported is not None:
             return not_supported
         return explain(error)
+
+
+def _instance_of(process: Any) -> tuple[int, int]:
+    """Return the ids of the MIG instance of a listed process; old bindings have none."""
+    return (
+        getattr(process, "gpuInstanceId", _ANY_INSTANCE),
+        getattr(process, "computeInstanceId", _ANY_INSTANCE),
+    )
 
 
 def _amount(value: int | None) -> Answer:
@@ -172,7 +180,7 @@ def _held(entries: Iterable[Any]) -> Answer:
     for entry in entries:
         amount = _amount(entry.usedGpuMemory).num_bytes
         if amount is not None:
-            instance = (entry.gpuInstanceId, entry.computeInstanceId)
+            instance = _instance_of(entry)
             largest[instance] = max(amount, largest.get(instance, 0))
     if not largest:
         return Answer(reason=NOT_REPORTED)

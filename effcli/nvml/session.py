@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -52,16 +53,19 @@ class NvmlSession:
             binding.nvmlInit()
         except Exception as error:  # whatever it is, nothing is open now, and nothing must be closed
             raise NvmlUnavailableError(explain(error)) from error
-        return cls(binding)
+        try:
+            return cls(binding)
+        except BaseException:  # a Ctrl-C while the versions are asked for
+            with suppress(Exception):
+                binding.nvmlShutdown()
+            raise
 
     def close(self) -> None:
         """Close the driver; a second call does nothing, and nothing is raised."""
         if self._is_open:
             self._is_open = False
-            try:
+            with suppress(Exception):  # a driver that was lost can't be closed either
                 self.binding.nvmlShutdown()
-            except Exception:  # a driver that was lost can't be closed either
-                return
 
     def __enter__(self) -> NvmlSession:
         return self
