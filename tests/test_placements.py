@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ from effcli.models.build import parameter_infos
 from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.optim.registry import entries, find
-from effcli.spec import OptimSpec
+from effcli.pipeline.build import build
+from effcli.pipeline.facts import planned_record
+from effcli.pipeline.prepare import prepare
+from effcli.pipeline.run_plan import RunPlanner
+from effcli.pipeline.subjects import target
+from effcli.report.progress import QuietProgress
+from effcli.spec import OptimSpec, build_spec
 from effcli.units import ParamInfo, Placement
 from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
 from tests.test_optim_laws import VARIANTS, need
@@ -202,3 +209,29 @@ def test_only_a_paged_optimizer_has_a_note() -> None:
     for entry in entries():
         state = predict_state(entry, [ParamInfo(name="w", shape=(400, 400))], default_hyper(entry))
         assert (paged_note(entry, state) is not None) is entry.name.startswith("paged-")
+
+
+@pytest.mark.parametrize("is_traced", [True, False], ids=["traced", "untraced"])
+def test_the_record_planned_for_a_gpu_names_what_is_paged_once_and_leaves_it_out(
+    is_traced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder(tmp_path / "m", TINY_DISTILBERT, vocab_size=2000)
+    optim = {"name": "paged-adamw32bit"}
+    spec = build_spec(
+        {"model": {"name": str(folder)}, "data": {"train": str(csv_file(tmp_path / "d.csv", 8))}, "optim": optim}
+    )
+    prepared = prepare(spec, QuietProgress())
+    built = build(prepared, meta=True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
+    monkeypatch.setattr("effcli.pipeline.run_plan.present", lambda device: target("cuda", (9, 0)))
+    on_gpu = replace(prepared, device=torch.device("cuda:0"))
+    plan = RunPlanner(on_gpu).plan(on_gpu, QuietProgress()) if is_traced else None
+    record = planned_record(on_gpu, built, plan, out="o")
+    state = record.optimizer
+    paged = 2 * 4 * 128_000
+    assert state.placements == {"paged": paged, "device": state.state_bytes - paged}
+    assert state.plan is not None
+    assert state.plan.phases["step"].optimizer_state_bytes == state.state_bytes - paged
+    assert sum("1,000.00 KiB of its state lie in paged (managed) memory" in note for note in record.notes) == 1
+    assert state.plan.first_step_bytes == (state.allocator_state_bytes if is_traced else None)
