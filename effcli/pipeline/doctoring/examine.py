@@ -23,8 +23,8 @@ from effcli.pipeline.doctoring.working import AUTO, OPTIMIZERS, check_device, ch
 LOOKING_S = 20.0
 """Longest time for what is looked at in this process: a name to be resolved, a disk."""
 DRIVER_S = 15.0
-TRYING_S = 60.0
-"""Longest time for what imports torch, which takes tens of seconds from a slow disk."""
+TRYING_S = 90.0
+"""Longest time for what imports torch, which takes half a minute on a busy machine, more from a slow disk."""
 
 Looks = Mapping[str, Callable[[], Checks]]
 
