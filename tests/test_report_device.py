@@ -189,6 +189,55 @@ def test_the_plan_of_updates_is_not_held_against_the_peak_of_an_evaluation() -> 
     assert "the most was allocated in the evaluation phase, which is not planned" in facts(text, "mind")
 
 
+def test_what_was_reserved_outside_updates_is_told_apart_too() -> None:
+    peaks = dict(cuda_records.allocator().phases)
+    peaks["step"] = PhasePeak(peak_allocated_bytes=15_006 * MIB, peak_reserved_bytes=16_700 * MIB)
+    text = shown(cuda_records.completed(allocator=cuda_records.allocator(phases=peaks)))
+    assert row(text, "peak allocated")[1:4] == ["14,944.00 MiB", "15,006.00 MiB", "+62.00 MiB"]
+    assert row(text, "reserved in updates")[1:4] == ["16,600.00 MiB", "16,700.00 MiB", "+100.00 MiB"]
+    assert row(text, "peak reserved") == ["peak reserved", "n/a", "16,726.00 MiB"]
+    assert facts(text, "mind") == "the most was reserved outside updates, which is not planned"
+
+
+def test_where_parts_of_some_updates_were_counted_the_rest_is_theirs_unless_something_else_took_as_much() -> None:
+    peaks = dict(cuda_records.allocator().phases)
+    peaks["step"] = PhasePeak(peak_allocated_bytes=14_900 * MIB, peak_reserved_bytes=16_726 * MIB)
+    counted = cuda_records.allocator(phases=peaks, num_updates_seen=120)
+    text = shown(cuda_records.completed(allocator=counted))
+    assert row(text, "peak allocated")[1:4] == ["14,944.00 MiB", "15,006.00 MiB", "+62.00 MiB"]
+    assert "peak of updates" not in text
+    assert "Most allocated in each phase of 120 updates" in text
+    peaks["evaluation"] = PhasePeak(peak_allocated_bytes=15_006 * MIB, peak_reserved_bytes=16_726 * MIB)
+    seen = counted.model_copy(update={"phases": peaks}).of_updates
+    assert seen is not None
+    assert seen.peak_allocated_bytes == 14_900 * MIB
+
+
+def test_a_run_that_made_no_update_has_no_peak_to_hold_against_the_plan() -> None:
+    loading = {"loading": PhasePeak(peak_allocated_bytes=3000 * MIB, peak_reserved_bytes=3020 * MIB)}
+    counted = cuda_records.allocator(
+        peak_allocated_bytes=3000 * MIB, peak_reserved_bytes=3020 * MIB, phases=loading, first_step_change_bytes=None
+    )
+    text = shown(cuda_records.completed(peak_allocated_bytes=3000 * MIB, allocator=counted))
+    assert row(text, "peak allocated")[1:] == ["n/a", "3,000.00 MiB"]
+    assert row(text, "on top at the peak")[1:3] == ["2,944.00 MiB", "n/a"]
+    assert "the run made no update" in facts(text, "mind")
+
+
+def test_the_simulated_rise_comes_before_that_of_the_smallest_blocks() -> None:
+    plan = cuda_records.plan(first_step_bytes=6002 * MIB)
+    text = shown(cuda_records.completed(cuda_records.planned(optimizer=cuda_records.optimizer(plan=plan))))
+    assert row(text, "rise at the first step")[1:] == ["6,002.00 MiB", "6,000.01 MiB", "-1.99 MiB", "traced"]
+
+
+def test_samples_that_brought_nothing_and_where_the_context_comes_from_are_told() -> None:
+    plan = cuda_records.plan(context_source="learnt from 4 runs on this card")
+    driver = cuda_records.nvml(num_failed=3, mean_interval_s=0.25)
+    text = shown(cuda_records.completed(cuda_records.planned(optimizer=cuda_records.optimizer(plan=plan)), nvml=driver))
+    assert facts(text, "context") == "predicted: learnt from 4 runs on this card"
+    assert "of 412 samples, one every 0.25 s | 3 samples more brought nothing" in facts(text, "NVML")
+
+
 def test_each_phase_stands_beside_its_plan() -> None:
     text = shown(cuda_records.completed()).partition("Most allocated in each phase; > is the peak")[2]
     assert row(text, "loading") == ["loading", "n/a", "3,000.00 MiB", "3,020.00 MiB"]
@@ -342,6 +391,17 @@ def test_the_page_shows_the_device_and_says_what_its_numbers_are(tmp_path: Path)
     assert "On the device" not in (tmp_path / "cpu.html").read_text()
 
 
+def test_gradients_are_told_apart_where_the_highest_phase_is_counted_to_hold_all_of_them() -> None:
+    for kind, has_gradients in (
+        ("whole", True),
+        ("peak in the backward phase", True),
+        ("highest in the evaluation", False),
+    ):
+        bar = measured_bar(cuda_records.ALL[kind]())
+        assert bar is not None
+        assert ("gradients" in dict(bar.parts)) is has_gradients
+
+
 def test_paged_state_is_no_part_of_a_measured_bar() -> None:
     bar = measured_bar(cuda_records.ALL["paged"]())
     assert bar is not None
@@ -367,13 +427,14 @@ def any_of(kind: type[Any], *names: str, **given: Any) -> st.SearchStrategy[Any]
 MOMENTS = any_of(DeviceMoment, *DeviceMoment.model_fields)
 DRIVERS = any_of(
     NvmlFacts, "total_bytes", "driver_reserved_bytes", name=WORDS, interval_s=st.sampled_from([None, 0.1]),
-    num_samples=st.integers(0, 10**6), device=AMOUNTS, process=AMOUNTS, context=AMOUNTS, others=AMOUNTS,
+    num_samples=st.integers(0, 10**6), num_failed=st.integers(0, 2),
+    mean_interval_s=st.sampled_from([None, 0.2]), device=AMOUNTS, process=AMOUNTS, context=AMOUNTS, others=AMOUNTS,
     highest=st.one_of(st.none(), MOMENTS), reason=WORDS,
 )  # fmt: skip
 ALLOCATORS = any_of(
     AllocatorFacts, "first_step_change_bytes", "cublas_workspace_bytes", peak_allocated_bytes=st.integers(0, 2**41),
     peak_reserved_bytes=st.integers(0, 2**41), first_step_reason=WORDS, cublas_reason=WORDS,
-    phases=st.dictionaries(PHASES, PEAKS),
+    phases=st.dictionaries(PHASES, PEAKS), num_updates_seen=st.sampled_from([None, 0, 7]),
 )  # fmt: skip
 PLACES = st.dictionaries(st.sampled_from(["device", "host", "paged"]), st.integers(0, 2**41))
 

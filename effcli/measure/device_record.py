@@ -57,15 +57,22 @@ class AllocatorFacts(Fact):
     def of_updates(self) -> PhasePeak | None:
         """Return the most that updates took, which is what a plan speaks of; an evaluation may take more.
 
-        It is all that was counted where nothing was counted part by part; None where no update was.
+        It is all that was counted where nothing was counted part by part; None where no update was. Where parts are
+        known of some updates alone, an amount that nothing else reached was that of an update.
         """
         whole = PhasePeak(peak_allocated_bytes=self.peak_allocated_bytes, peak_reserved_bytes=self.peak_reserved_bytes)
-        parts = [self.phases[part] for part in OF_UPDATES if part in self.phases] if self.phases else [whole]
-        if not parts:
+        own = [self.phases[part] for part in OF_UPDATES if part in self.phases] if self.phases else [whole]
+        others = [peak for part, peak in self.phases.items() if part not in OF_UPDATES]
+        if not own:
             return None
+
+        def most(field: str) -> int:
+            elsewhere = max((getattr(peak, field) for peak in others), default=0)
+            is_own = self.num_updates_seen is not None and getattr(self, field) > elsewhere
+            return int(getattr(self, field) if is_own else max(getattr(peak, field) for peak in own))
+
         return PhasePeak(
-            peak_allocated_bytes=max(part.peak_allocated_bytes for part in parts),
-            peak_reserved_bytes=max(part.peak_reserved_bytes for part in parts),
+            peak_allocated_bytes=most("peak_allocated_bytes"), peak_reserved_bytes=most("peak_reserved_bytes")
         )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from effcli.report.comparison_memory import add_lines, byte_cell, byte_spread, has
-from effcli.report.device_remarks import missing_remarks
-from effcli.report.device_rows import highest_phase, unplanned_peak
+from effcli.report.device_remarks import missing_remarks, unplanned_remarks
 from effcli.report.layout import ruled_table
 from effcli.report.text import plus_minus
 from effcli.units import MIB, listed
@@ -61,9 +60,8 @@ def device_remarks(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
         yield "NVML", f"{whose}{reason}"
     for line in record.summary:
         run = record.run_for(line.name)
-        if run is not None and run.measured and run.measured.allocator and unplanned_peak(run) is not None:
-            highest = highest_phase(run.measured.allocator.phases)
-            yield "mind", f"{line.name}: the most was allocated in the {highest} phase, which is not planned"
+        for label, text in unplanned_remarks(run) if run is not None else ():
+            yield label, f"{line.name}: {text}"
 
 
 def _context_bases(record: ComparisonRecord) -> Iterator[str]:

@@ -12,10 +12,9 @@ from effcli.report.device_rows import (
     highest_phase,
     outside_parts,
     sampled_bytes,
-    unplanned_peak,
 )
 from effcli.report.number_text import NOT_AVAILABLE, in_mib
-from effcli.units import count
+from effcli.units import Placement, count
 
 if TYPE_CHECKING:
     from effcli.measure.device_record import AllocatorFacts, NvmlFacts
@@ -33,6 +32,9 @@ def device_remarks(record: RunRecord) -> _Told:
     if measured.peak_allocated_bytes is not None:
         yield "on top", _about_the_rest(record)
     yield from _about_peaks(record, measured)
+    plan = record.optimizer.plan
+    if plan is not None and plan.context_source:
+        yield "context", f"predicted: {plan.context_source}"
     yield from _about_samples(measured.nvml, measured.allocator)
     yield from missing_remarks(measured.nvml)
 
@@ -46,7 +48,8 @@ def _about_state(record: RunRecord, allocator: AllocatorFacts | None) -> _Told:
     if allocator.first_step_change_bytes is None:
         yield "state", f"{RISE} {_missing(allocator.first_step_reason)}"
     else:
-        yield "state", f"{RISE}: of allocated bytes, counted in blocks of 512"
+        steps = " (of two where state is paged)" if record.optimizer.placements.get(Placement.PAGED) else ""
+        yield "state", f"{RISE}{steps}: of allocated bytes, in the allocator's blocks"
     if allocator.cublas_workspace_bytes is None and allocator.cublas_reason:
         yield "cuBLAS", _missing(allocator.cublas_reason)
 
@@ -78,9 +81,22 @@ def _about_peaks(record: RunRecord, measured: Measured) -> _Told:
     lacking += ["reserved"] if measured.allocator is None else []
     if lacking:
         yield "peak", f"{' and '.join(lacking)} {NOT_AVAILABLE}: the record has no counts of torch's allocator"
-    if measured.allocator is not None and unplanned_peak(record) is not None:
-        highest = highest_phase(measured.allocator.phases)
-        yield "mind", f"the most was allocated in the {highest} phase, which is not planned: what follows includes it"
+    yield from unplanned_remarks(record)
+
+
+def unplanned_remarks(record: RunRecord) -> _Told:
+    """Yield which part of the run took more than its updates, which alone are planned, where one did."""
+    allocator = record.measured.allocator if record.measured else None
+    if allocator is None:
+        return
+    updates = allocator.of_updates
+    if updates is None:
+        yield "mind", "the run made no update, and nothing else is planned"
+    elif updates.peak_allocated_bytes < allocator.peak_allocated_bytes:
+        highest = highest_phase(allocator.phases)
+        yield "mind", f"the most was allocated in the {highest} phase, which is not planned"
+    elif updates.peak_reserved_bytes < allocator.peak_reserved_bytes:
+        yield "mind", "the most was reserved outside updates, which is not planned"
 
 
 def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
@@ -89,6 +105,8 @@ def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
     if not known:
         return
     yield "NVML", f"what stands below reserved: {_which_sample(nvml)}"
+    if nvml.num_failed:
+        yield "NVML", f"{count(nvml.num_failed, 'sample')} more brought nothing"
     then = nvml.highest.reserved_bytes if nvml.highest else None
     if then is not None and (allocator is None or then != allocator.peak_reserved_bytes):
         yield "NVML", f"{in_mib(then)} were reserved when that sample was taken"
@@ -110,7 +128,8 @@ def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
 
 
 def _which_sample(nvml: NvmlFacts) -> str:
-    every = "" if nvml.interval_s is None else f", one every {nvml.interval_s:.2f} s"
+    interval_s = nvml.interval_s if nvml.mean_interval_s is None else nvml.mean_interval_s
+    every = "" if interval_s is None else f", one every {interval_s:.2f} s"
     samples = f"of {count(nvml.num_samples, 'sample')}{every}" if nvml.num_samples else "of what was read"
     if nvml.highest is None:
         return f"the highest {samples}, each at a moment of its own"

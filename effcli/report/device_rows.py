@@ -7,6 +7,7 @@ said in one sample, the one in which this process held the most, so that they ad
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from effcli.report.memory_row import MemoryRow, less, loosest, peak_basis
@@ -30,8 +31,6 @@ ON_TOP = "on top at the peak"
 UNPLANNED = "more outside updates"
 CUBLAS = "cuBLAS workspaces"
 """Label, and the name that the plan has for this part of what is live."""
-UPDATE_PHASES: tuple[Doing, ...] = ("forward", "backward", "step")
-"""The parts of a run that are planned."""
 _PLACES = {Placement.PAGED: "paged (managed)", Placement.HOST: "on the host"}
 
 
@@ -57,10 +56,23 @@ def state_rows(record: RunRecord) -> list[MemoryRow]:
         for label, num_bytes in outside_parts(record).items():
             rows.append(_without_twin(label, num_bytes, optimizer.basis))
     if allocator is not None:
-        rise, expected = allocator.first_step_change_bytes, optimizer.allocator_state_bytes
-        basis = optimizer.basis if expected is not None else ""
+        expected, basis = _expected_rise(record)
+        rise = allocator.first_step_change_bytes
         rows.append(MemoryRow(label=RISE, estimated=expected, measured=rise, basis=basis, is_part=True))
     return rows
+
+
+def _expected_rise(record: RunRecord) -> tuple[int | None, str]:
+    """Return what the allocator should count more after the first step, in bytes, and on what basis.
+
+    That is the state in the blocks that a simulation of the allocator gives it; without one, in the smallest blocks.
+    """
+    optimizer = record.optimizer
+    simulated = optimizer.plan.first_step_bytes if optimizer.plan else None
+    if simulated is not None:
+        return simulated, loosest((optimizer.basis, Basis.TRACED))
+    smallest = optimizer.allocator_state_bytes
+    return smallest, optimizer.basis if smallest is not None else ""
 
 
 def shows_outside(record: RunRecord) -> bool:
@@ -69,49 +81,102 @@ def shows_outside(record: RunRecord) -> bool:
     return format_bytes(whole) != format_bytes(whole - outside_bytes(record))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    """A peak in bytes: as planned, of the updates, which alone are planned, and of the whole run."""
+
+    planned: int | None
+    of_updates: int | None
+    whole: int | None
+    basis: str
+
+    @property
+    def is_planned(self) -> bool:
+        """Return whether the updates took the most of all parts of the run."""
+        return self.of_updates == self.whole
+
+    def row(self, label: str) -> MemoryRow:
+        """Return the peak of the whole run, beside the plan where the two are of the same."""
+        known = (self.planned, self.basis) if self.is_planned else (None, "")
+        return MemoryRow(label=label, estimated=known[0], measured=self.whole, basis=known[1], is_sum=True)
+
+
 def allocator_rows(record: RunRecord, *, measured_total: int | None) -> list[MemoryRow]:
     """Return what the peak holds on top of the total before activations, the peak, and what is reserved for it.
 
-    `measured_total` are the measured bytes of weights, gradients and state. Where the most was allocated in a part of
-    the run that is not planned, the plan stands beside the peak of the updates.
+    `measured_total` are the measured bytes of weights, gradients and state. Where another part of the run took more
+    than its updates, the plan stands beside the updates.
     """
-    plan, measured, outside = record.optimizer.plan, record.measured, outside_bytes(record)
-    allocator = measured.allocator if measured else None
-    planned = record.comparable_planned_peak_bytes
-    allocated = measured.peak_allocated_bytes if measured else None
-    reserved = (plan.peak_reserved_bytes if plan else None, allocator.peak_reserved_bytes if allocator else None)
-    updates = unplanned_peak(record)
-    compared = allocated if updates is None else updates
-    before = record.optimizer.total_before_activations_bytes - outside
-    basis = peak_basis(plan) if plan else ""
-    firm = _reserved_basis(record)
-    rows = [_without_twin(OUTSIDE, -outside, record.optimizer.basis)] if shows_outside(record) else []
-    on_top = (less(planned, before), less(compared, less(measured_total, outside)))
-    rows += [MemoryRow(label=ON_TOP, estimated=on_top[0], measured=on_top[1], basis=basis), *_cublas(record)]
-    if updates is not None:
-        rows.append(MemoryRow(label="peak of updates", estimated=planned, measured=updates, basis=basis, is_sum=True))
-        rows.append(MemoryRow(label=UNPLANNED, estimated=None, measured=less(allocated, updates), basis=""))
-        planned, basis = None, ""
-    unused = less(reserved[0], planned)
+    outside, (allocated, reserved) = outside_bytes(record), _peaks(record)
+    on_top = MemoryRow(
+        label=ON_TOP,
+        estimated=less(allocated.planned, record.optimizer.total_before_activations_bytes - outside),
+        measured=less(allocated.of_updates, less(measured_total, outside)),
+        basis=allocated.basis,
+    )
+    unused = MemoryRow(
+        label="unused of reserved",
+        estimated=less(reserved.planned, allocated.planned) if allocated.is_planned and reserved.is_planned else None,
+        measured=less(reserved.whole, allocated.whole),
+        basis=reserved.basis,
+    )
+    left_out = [_without_twin(OUTSIDE, -outside, record.optimizer.basis)] if shows_outside(record) else []
     return [
-        *rows,
-        MemoryRow(label="peak allocated", estimated=planned, measured=allocated, basis=basis, is_sum=True),
-        MemoryRow(label="unused of reserved", estimated=unused, measured=less(reserved[1], allocated), basis=firm),
-        MemoryRow(label="peak reserved", estimated=reserved[0], measured=reserved[1], basis=firm, is_sum=True),
+        *left_out,
+        on_top,
+        *_cublas(record),
+        *([] if allocated.is_planned else _beside_updates(allocated)),
+        allocated.row("peak allocated"),
+        unused,
+        *([] if reserved.is_planned else [_in_updates(reserved)]),
+        reserved.row("peak reserved"),
     ]
+
+
+def _peaks(record: RunRecord) -> tuple[_Peak, _Peak]:
+    """Return the peaks of allocated and of reserved bytes."""
+    plan, measured = record.optimizer.plan, record.measured
+    allocator = measured.allocator if measured else None
+    updates = allocator.of_updates if allocator else None
+    planned = (record.comparable_planned_peak_bytes, plan.peak_reserved_bytes if plan else None)
+    basis = (peak_basis(plan) if plan else "", _reserved_basis(record))
+    own: tuple[int | None, int | None] = (None, None)
+    whole: tuple[int | None, int | None] = (measured.peak_allocated_bytes if measured else None, None)
+    if allocator is None:
+        own = whole
+    else:
+        whole = (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+    if updates is not None:
+        own = (updates.peak_allocated_bytes, updates.peak_reserved_bytes)
+    return (
+        _Peak(planned=planned[0], of_updates=own[0], whole=whole[0], basis=basis[0]),
+        _Peak(planned=planned[1], of_updates=own[1], whole=whole[1], basis=basis[1]),
+    )
+
+
+def _beside_updates(peak: _Peak) -> list[MemoryRow]:
+    """Return what updates had allocated beside their plan, and what another part of the run had more."""
+    updates = MemoryRow(
+        label="peak of updates", estimated=peak.planned, measured=peak.of_updates, basis=peak.basis, is_sum=True
+    )
+    more = MemoryRow(label=UNPLANNED, estimated=None, measured=less(peak.whole, peak.of_updates), basis="")
+    return [updates, more]
+
+
+def _in_updates(peak: _Peak) -> MemoryRow:
+    """Return what was reserved in updates beside their plan, where another part of the run had more."""
+    return MemoryRow(
+        label="reserved in updates",
+        estimated=peak.planned,
+        measured=peak.of_updates,
+        basis=peak.basis,
+        is_part=True,
+    )
 
 
 def highest_phase(phases: Mapping[Doing, PhasePeak]) -> Doing | None:
     """Return the part of a run in which the most was allocated; None where none was counted."""
     return max(phases, key=lambda phase: phases[phase].peak_allocated_bytes, default=None)
-
-
-def unplanned_peak(record: RunRecord) -> int | None:
-    """Return the most that was allocated in updates, in bytes, where another part of the run had more; else None."""
-    allocator = record.measured.allocator if record.measured else None
-    phases = allocator.phases if allocator else {}
-    updates = [phases[phase].peak_allocated_bytes for phase in UPDATE_PHASES if phase in phases]
-    return max(updates) if updates and highest_phase(phases) not in UPDATE_PHASES else None
 
 
 def _cublas(record: RunRecord) -> list[MemoryRow]:

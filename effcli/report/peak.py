@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -15,12 +15,12 @@ from effcli.report.layout import fact_grid, ruled_table
 from effcli.report.number_text import NOT_AVAILABLE, in_mib
 from effcli.report.skyline import skyline
 from effcli.report.text import common_unit, in_unit, plain
-from effcli.units import Basis, Category, Phase, format_bytes, format_count
+from effcli.units import Basis, Category, Phase, count, format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from effcli.measure.device_record import Doing, PhasePeak
+    from effcli.measure.device_record import AllocatorFacts
     from effcli.memory.plan import Change, MemoryPlan, PhaseBytes
 
 _COLUMNS = {
@@ -132,12 +132,13 @@ def phase_table(plan: MemoryPlan) -> Table:
     return table
 
 
-def measured_phase_table(plan: MemoryPlan | None, measured: Mapping[Doing, PhasePeak]) -> Table:
+def measured_phase_table(plan: MemoryPlan | None, allocator: AllocatorFacts) -> Table:
     """Return the most of each part of a run in torch's allocator, over all its times, beside the plan of any update."""
-    planned, highest = planned_phases(plan), highest_phase(measured)
+    planned, highest = planned_phases(plan), highest_phase(allocator.phases)
     titles = ("estimated", "measured", "difference", "reserved")
-    table = ruled_table("Most allocated in each phase; > is the peak", "phase", *titles)
-    for phase, peak in measured.items():
+    seen = "" if allocator.num_updates_seen is None else f" of {count(allocator.num_updates_seen, 'update')}"
+    table = ruled_table(f"Most allocated in each phase{seen}; > is the peak", "phase", *titles)
+    for phase, peak in allocator.phases.items():
         estimated, found = planned.get(phase), peak.peak_allocated_bytes
         off = 0 if estimated is None else found - estimated
         table.add_row(

@@ -109,7 +109,7 @@ def _plan(record: RunRecord) -> Iterable[RenderableType]:
     plan = record.optimizer.plan
     allocator = record.measured.allocator if record.measured else None
     if allocator is not None:
-        yield measured_phase_table(plan, allocator.phases)
+        yield measured_phase_table(plan, allocator)
     if plan is None or plan.peak_allocated_bytes is None:
         return
     yield phase_table(plan)

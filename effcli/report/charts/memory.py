@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.report.charts.names import Named
 from effcli.report.charts.style import LAYERS, REST, Drawn, Rows, layer_colours, width_in
-from effcli.report.device_rows import outside_bytes
+from effcli.report.device_rows import highest_phase, outside_bytes
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Category, Phase, format_bytes
 
@@ -52,7 +52,8 @@ def measured_bar(run: RunRecord) -> Bar | None:
     """Return what was measured: weights and state, gradients where they are whole, and the rest of the peak.
 
     Nobody measures what the rest of a peak is for. In the backward phase gradients exist in part only, so they count
-    as rest there; in the step all of them exist. State outside torch's allocator is no part of its peak.
+    as rest there; in the step all of them exist. Where no phase was counted, that of the plan decides.
+    State outside torch's allocator is no part of its peak.
     """
     measured = run.measured
     if measured is None:
@@ -61,7 +62,8 @@ def measured_bar(run: RunRecord) -> Bar | None:
     outside = outside_bytes(run) if run.is_on_cuda and peak_bytes is not None else 0
     state_bytes = max(0, measured.optimizer_state_bytes - outside)
     known = [(Category.WEIGHTS, measured.weights_bytes), (Category.OPTIMIZER_STATE, state_bytes)]
-    if peak_bytes is None or (plan is not None and plan.peak_phase == Phase.STEP):
+    counted = highest_phase(measured.allocator.phases) if measured.allocator else None
+    if peak_bytes is None or (counted or (plan.peak_phase if plan else None)) == Phase.STEP:
         known.append((Category.GRADIENTS, measured.gradients_bytes))
     parts = [(LAYERS[category][0], num_bytes) for category, num_bytes in known if num_bytes is not None]
     if peak_bytes is None:
