@@ -133,14 +133,16 @@ def test_an_instance_that_is_not_listed_is_found_by_its_whole_name(driver: Drive
     assert found(LARGE) == LARGE
 
 
-def test_a_card_that_cannot_be_opened_hides_no_other(driver: Driver) -> None:
-    driver.play(THREE + f"\nfail nvmlDeviceGetUUID 15 on {A100}")
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlDeviceGetHandleByIndex", "*"])
+def test_a_card_that_cannot_be_opened_hides_no_other(function: str, driver: Driver) -> None:
+    driver.play(THREE + f"\nfail {function} 15 on {A100}")
     with NvmlSession.open() as session:
         known = cards(session)
     assert [card.uuid for card in known] == [T4, "", H100]
     assert [card.index for card in known] == [0, 1, 2]
     assert "lost" in str(known[1].unreadable)
     assert found(H100) == H100
+    assert ("lost" in found(A100)) == (function == "*")  # else the driver finds it by its identifier
 
 
 def test_the_count_of_cards_may_be_refused(driver: Driver) -> None:

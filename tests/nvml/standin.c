@@ -151,6 +151,14 @@ static int scripted(const char *function, const device_t *device) {
     return OK;
 }
 
+/* The same for a function that finds a device: the rules for that one, which could not be told before. */
+static int scripted_on(const char *function, const device_t *device) {
+    for (rule_t *rule = rules; rule < rules + num_rules; rule++)
+        if (rule->uuid[0] && names(rule, function) && !strcmp(rule->uuid, device->uuid) && rule->seen++ >= rule->after)
+            return rule->code;
+    return OK;
+}
+
 static int enter(const char *function, const device_t *device) {
     pthread_mutex_lock(&lock);
     if (!num_open) return UNINITIALIZED;
@@ -221,7 +229,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **handle) {
     for (int place = 0; place < num_devices; place++)
         if (devices[place].parent < 0 && !index--) {
             *handle = &devices[place];
-            return leave(scripted("nvmlDeviceGetHandleByIndex_of", *handle));
+            return leave(scripted_on(__func__, *handle));
         }
     return leave(INVALID_ARGUMENT);
 }
@@ -229,7 +237,10 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **handle) {
 int nvmlDeviceGetHandleByUUID(const char *uuid, device_t **handle) {
     BEGIN(NULL);
     for (int place = 0; place < num_devices; place++)
-        if (!strcmp(devices[place].uuid, uuid)) { *handle = &devices[place]; return leave(OK); }
+        if (!strcmp(devices[place].uuid, uuid)) {
+            *handle = &devices[place];
+            return leave(scripted_on(__func__, *handle));
+        }
     return leave(NOT_FOUND);
 }
 
