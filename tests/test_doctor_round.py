@@ -75,13 +75,13 @@ def is_gone(pid: int) -> bool:
 def test_a_process_that_hangs_is_ended_with_all_that_it_started(
     played: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examine, "TRYING_S", 1.5)
+    monkeypatch.setattr(examine, "TRYING_S", 4.0)
     pids = tmp_path / "pids"
     played(adam8bit={"hang": str(pids), "complaint": "Warning: looking for a driver"})
     record = record_of()
     check = line(record, "bitsandbytes")
     assert check.status == "problem"
-    assert "no step of adam8bit: gave no answer within 1.5 s: Warning: looking for a driver" in check.text
+    assert "no step of adam8bit: gave no answer within 4 s: Warning: looking for a driver" in check.text
     assert line(record, "torchao").status == "ok"
     assert record.optimizers == {"adam8bit": False, "adamw8bit-ao": True}
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())

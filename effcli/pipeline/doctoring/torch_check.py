@@ -71,7 +71,7 @@ def check_torch(torch: TorchFacts, driver: DriverFacts) -> Checks:
 
 def _build(torch: TorchFacts, driver: DriverFacts) -> Check:
     if torch.is_cpu_build:
-        text = f"{torch.version}, built for the CPU alone"
+        text = f"{torch.version}, built without CUDA"
         if driver.usable_cards:
             return problem("torch", f"{text}, though there is an NVIDIA card", command_for(driver))
         return ok("torch", text)
