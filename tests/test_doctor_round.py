@@ -97,13 +97,27 @@ def test_a_process_that_crashes_is_told_with_its_last_words(played: Play) -> Non
         adam8bit={"code": 3},
     )
     record = record_of()
-    assert "does not load: its process was killed by signal 11 (Segmentation fault)" in line(record, "torch").text
+    assert ", does not work: its process was killed by signal 11 (Segmentation fault)" in line(record, "torch").text
     device = line(record, "device")
     assert device.status == "problem"
     assert "signal 6 (Aborted): what(): CUDA error: an illegal instruction" in device.text
     assert line(record, "bitsandbytes").status == "note"  # proves nothing, since torch itself fails
     assert record.device is None
     assert record.device_works is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "remedy"),
+    [
+        ("OSError: libcudnn.so.9: cannot open shared object file", "pip install --force-reinstall 'torch"),
+        ("gave no answer within 90 s", "look at what nvidia-smi"),
+    ],
+)
+def test_a_damaged_torch_is_installed_anew_and_one_that_hangs_is_not(
+    failure: str, remedy: str, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Told, "answers", {**WELL, "torch": {"error": failure}})
+    assert line(record_of(), "torch").remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--quiet",)])

@@ -12,13 +12,16 @@ from effcli.nvml.visible import VISIBLE, read_listing
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
-from effcli.pipeline.doctoring.installed import pip_install
+from effcli.pipeline.doctoring.installed import installed, pip_install
 from effcli.units import count
 
 _INDEX = "https://download.pytorch.org/whl/"
 _BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 0), "cu126"))
 """CUDA version of the driver from which a build of torch runs, and the folder of that build; a build runs with every
 driver of its major version (NVIDIA's minor version compatibility), but needs 12.8 for cards of 2025."""
+
+_NOT_LOADED = ("ImportError", "ModuleNotFoundError", "OSError")
+"""How the failure of a torch begins that is damaged, rather than at odds with a driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,17 @@ def torch_facts(reply: Reply) -> TorchFacts:
 def check_torch(torch: TorchFacts, driver: DriverFacts) -> Checks:
     """Return the line about torch: whether its build suits the driver, and has code for each device."""
     if torch.failure:
-        return (problem("torch", f"does not load: {torch.failure}", _forced("")),)
+        return (_failing(torch.failure),)
     return (_build(torch, driver), *_without_kernels(torch))
+
+
+def _failing(failure: str) -> Check:
+    """Return the line about a torch that is not there, does not load, or hangs or crashes where it looks for CUDA."""
+    found = installed("torch")
+    if found is None:
+        return problem("torch", "not installed", pip_install("torch"))
+    remedy = _forced("") if failure.startswith(_NOT_LOADED) else "look at what nvidia-smi and --verbose say"
+    return problem("torch", f"{found}, does not work: {failure}", remedy)
 
 
 def _build(torch: TorchFacts, driver: DriverFacts) -> Check:
