@@ -277,7 +277,7 @@ def test_an_old_driver_says_less_and_is_not_misread(driver: Driver, driver_age: 
         assert amounts(reading) == [80 * GIB, 17 * GIB, GIB // 2, 100]
     else:  # it counts what it keeps as in use
         assert amounts(reading) == [80 * GIB, 17 * GIB + GIB // 2, None, 100 if driver_age == "old" else None]
-        assert "too old" in str(reading.driver_reserved.reason)
+        assert "doesn't tell it apart" in str(reading.driver_reserved.reason)
     if driver_age == "ancient":
         assert "too old" in str(reading.process.reason)
     with NvmlSession.open() as session:

@@ -31,7 +31,7 @@ _SHARED_MEMORY = (
 _NO_VERSION_2 = frozenset({NOT_SUPPORTED, failures.FUNCTION_NOT_FOUND, 25})
 """Codes of a driver that has no version 2 of the answer about memory; 25 is "argument version mismatch"."""
 
-_OLD_MEMORY = "the driver is too old to tell it apart: it is part of what is in use"
+_NOT_APART = "the driver doesn't tell it apart: it is part of what is in use"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Card:
                 if not isinstance(error, (AttributeError, TypeError)) and code_of(error) not in _NO_VERSION_2:
                     raise
                 answer = self.binding.nvmlDeviceGetMemoryInfo(self.handle)
-                kept = Answer(reason=_OLD_MEMORY)
+                kept = Answer(reason=_NOT_APART)
             return _sane(_amount(answer.total), _amount(answer.used), kept)
         except Exception as error:
             unless_lost(error)
@@ -83,9 +83,9 @@ class Card:
         each instance, and they add up. Clients of MPS may be in a list of their own.
         """
         listed: list[Any] = []
+        own: list[Any] = []
         failure: Exception | None = None
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            own = [process for process in listed if process.pid == pid and self._is_here(process)]
             if own and kind == "MPSCompute":
                 break
             try:
@@ -93,7 +93,7 @@ class Card:
             except Exception as error:
                 unless_lost(error)
                 failure = error if kind == "Compute" else failure
-        own = [process for process in listed if process.pid == pid and self._is_here(process)]
+            own = [process for process in listed if process.pid == pid and self._is_here(process)]
         if own:
             return _held(own)
         if failure is not None:
