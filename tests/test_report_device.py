@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,12 +28,13 @@ from effcli.report.page.device import device_notes, device_table, measured_phase
 from effcli.report.page.tables import memory_table
 from effcli.report.tables import render_run
 from effcli.trace.kinds import LIBRARY
-from tests import comparisons, cuda_records
-from tests.commands import effcli
+from tests import comparisons, cuda_records, watched
+from tests.commands import csv_file, effcli
+from tests.nvml.standin import Driver
 
 MIB = 2**20
-NEVER = ("None", "nan", "inf ", "1844674407370955", "17592186044416", "17,592,186,044,416", "17179869184", "…")
-"""What no report shows: no value, no number, and a driver's "not available" in bytes and in MiB."""
+NEVER = ("None", "nan", "inf ", "1844674407370955", "17,592,186,044,416", "17,179,869,184", "…")
+"""What no report shows: no value, no number, and a driver's "not available" in bytes, MiB and GiB."""
 
 
 def shown(record: RunRecord, *, columns: int = 80) -> str:
@@ -256,7 +258,7 @@ def test_a_process_that_the_driver_does_not_list_is_unknown_and_the_reason_stand
     assert row(text, "device in use")[2] == "18,300.00 MiB"
     told = facts(text, "NVML")
     assert told.count("the driver does not list this process") == 1
-    assert "CUDA context and other, this process, other processes n/a: the driver does not list" in told
+    assert "this process, CUDA context and other, other processes n/a: the driver does not list" in told
     assert "when the device held the most" in told
 
 
@@ -307,6 +309,29 @@ def test_a_saved_run_is_reported_as_it_was_when_it_ended(tmp_path: Path) -> None
     assert document["summary"][0]["peak_process_bytes"] == 17_300 * MIB
 
 
+def test_what_a_driver_says_comes_out_as_the_split(
+    distilbert: Path, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = f"memory {24_000 * MIB} {18_000 * MIB} {300 * MIB}"
+    driver.play(f"card {watched.CARD} NVIDIA A10\n{memory}\nprocess self {17_300 * MIB}\n")
+    watched.believe_in_a_device(monkeypatch, watched.FakeCounters(15_006 * MIB, 16_726 * MIB))
+    data = csv_file(tmp_path / "d.csv", 20)
+    run = effcli("train", distilbert, "--data", data, "--max-steps", 2, "--json", "--out", tmp_path / "run").record
+    run["environment"]["device"] = "cuda:0"
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    text = effcli("report", tmp_path / "run.json").stdout
+    for label, cell in (
+        ("peak allocated", "15,006.00 MiB"),
+        ("peak reserved", "16,726.00 MiB"),
+        ("CUDA context and other", "574.00 MiB"),
+        ("this process", "17,300.00 MiB"),
+        ("other processes", "700.00 MiB"),
+        ("device in use", "18,000.00 MiB"),
+    ):
+        assert row(text, label)[2] == cell
+    assert facts(text, "device") == ("NVIDIA A10: 24,000.00 MiB in all; the driver keeps 300.00 MiB of them for itself")
+
+
 # Several runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -346,7 +371,7 @@ def test_reasons_of_some_runs_say_whose_they_are() -> None:
     told = facts(compared(cuda_records.every_kind()), "NVML")
     assert "no permission: n/a: no permission to ask" in told
     assert "driver lost: the driver was lost after 3.7 s" in told
-    assert "process not listed: CUDA context and other, this process, other processes n/a:" in told
+    assert "process not listed: this process, CUDA context and other, other processes n/a:" in told
 
 
 @pytest.mark.parametrize("columns", [40, 80])

@@ -144,7 +144,8 @@ def _is_elsewhere(nvml: NvmlFacts, what: Sampled) -> bool:
 
 def missing_remarks(nvml: NvmlFacts) -> _Told:
     """Yield why amounts are missing, each reason once, and why reading ended early."""
-    missing = {what: getattr(nvml, what).reason for what in SAMPLED if sampled_bytes(nvml, what) is None}
+    wanted: tuple[Sampled, ...] = ("process", "context", "others", "device")  # the first is why there are no others
+    missing = {what: getattr(nvml, what).reason for what in wanted if sampled_bytes(nvml, what) is None}
     if nvml.reason and len(missing) == len(SAMPLED):  # nothing was read at all
         yield "NVML", _missing(nvml.reason)
     elif nvml.reason:
