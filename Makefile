@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-kill check format accuracy accuracy-public accuracy-gpu bench catalogue clean
+.PHONY: help run test test-slow test-kill test-gpu check format accuracy accuracy-public accuracy-gpu bench catalogue clean
 
 # Figures that are compared are neither kept in a person's history nor made with what was learnt there.
 test test-slow test-kill accuracy accuracy-public accuracy-gpu bench: export EFFCLI_HISTORY = off
@@ -29,6 +29,9 @@ test-slow: .venv/.dev ## run the slow tests too
 
 test-kill: .venv/.dev ## kill runs of every optimizer and engine at random moments and resume them (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "not gpu" tests/test_kill.py $(ARGS)
+
+test-gpu: .venv/.dev ## run the tests that need a CUDA device, and print what watching it costs; fails where there is none
+	$(BIN)/python -m tests.gpu $(ARGS)
 
 check: .venv/.dev ## style, format, types and import rules
 	$(BIN)/ruff check .
@@ -49,10 +52,11 @@ accuracy-public: .venv/.dev ## compare predicted with publicly measured GPU memo
 accuracy-gpu: .venv/.dev ## compare predicted with measured memory on this machine's CUDA device
 	$(BIN)/python -m tests.accuracy.gpu $(ARGS)
 
-bench: .venv/.dev ## say how long effcli --help and effcli estimate take, and how much slower updates are than in a bare loop
+bench: .venv/.dev ## say how long --help and estimate take, how much slower updates are than in a bare loop, what watching a GPU costs
 	$(BIN)/python tests/bench/help_time.py
 	$(BIN)/python tests/bench/estimate_time.py
 	$(BIN)/python tests/bench/overhead.py
+	$(BIN)/python tests/bench/sampler.py
 
 catalogue: .venv/.dev ## write the parameter shapes of the models known offline anew
 	$(BIN)/python -m tests.catalogue.generate

@@ -19,6 +19,7 @@ from effcli.measure.cuda_allocator import (
     allocator_facts,
 )
 from effcli.measure.whereabouts import Whereabouts
+from tests import gpu
 from tests.jobs import ENGINES, run_job
 from tests.tiny_models import set_gradients, tiny_distilbert, tiny_gpt2
 from tests.watched import FakeCounters, LiveTensors
@@ -288,3 +289,9 @@ def test_counters_of_torch_are_zero_before_cuda_is_initialised_and_its_own_after
     assert counters.read() == Counted(
         allocated_bytes=5, reserved_bytes=7, peak_allocated_bytes=6, peak_reserved_bytes=8
     )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_tests_for_a_device_say_that_there_is_none_rather_than_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main([]) == 4
+    assert "finds no CUDA device" in capsys.readouterr().err

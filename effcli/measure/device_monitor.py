@@ -56,9 +56,19 @@ def cuda_device(device: torch.device) -> CudaDevice | None:
     return CudaDevice(
         counters=TorchCounters(device),
         card_names=lambda: card_names(device),
-        has_context=torch.cuda.is_initialized,
+        has_context=lambda: _has_context(device),
         why_no_driver=ROCM if torch.version.hip else None,
     )
+
+
+def _has_context(device: torch.device) -> bool:
+    """Return whether this process has, or may have, CUDA's context on a device: what torch does first makes none."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # torch 2.13 has it, undocumented
+    return ask is None or bool(ask(device.index))
 
 
 def read_baseline(device: torch.device, *, interval_s: float, patience_s: float = PATIENCE_S) -> Baseline | None:
@@ -92,7 +102,7 @@ def read_baseline(device: torch.device, *, interval_s: float, patience_s: float 
 
 def _in_use(watched: CudaDevice) -> Baseline:
     try:
-        with _opened(watched.card_names) as card:
+        with opened(watched.card_names) as card:
             reading = card.read()
     except NvmlUnavailableError as error:
         return Baseline(reason=error.reason)
@@ -119,7 +129,7 @@ class _Opened:
 
 
 @contextmanager
-def _opened(card_names: Callable[[], Sequence[str]]) -> Iterator[_Opened]:
+def opened(card_names: Callable[[], Sequence[str]]) -> Iterator[_Opened]:
     """Open the driver and find the card.
 
     Raises:
@@ -145,7 +155,7 @@ class DeviceMonitor:
         if self._watched is not None and interval_s and self._watched.why_no_driver is None:
             card_names = self._watched.card_names
             self._sampler = Sampler(
-                lambda: _opened(card_names), self._watched.counters, interval_s=interval_s, baseline=baseline
+                lambda: opened(card_names), self._watched.counters, interval_s=interval_s, baseline=baseline
             )
 
     def __enter__(self) -> DeviceMonitor:

@@ -135,11 +135,12 @@ class Sampler:
 
     def _sample_until_over(self, card: OpenCard) -> None:
         is_last = False
+        before_s = self._processor_clock()
         while not is_last:
             is_last = self._is_over.is_set()
-            before_s = self._processor_clock()
             self._sample(card)
-            taken_s = self._processor_clock() - before_s
+            now_s = self._processor_clock()
+            taken_s, before_s = now_s - before_s, now_s  # with what the wait before this sample took
             self._is_over.wait(pause_s(self._interval_s, taken_s))
 
     def _sample(self, card: OpenCard) -> None:
