@@ -291,6 +291,28 @@ def test_counters_of_torch_are_zero_before_cuda_is_initialised_and_its_own_after
     )
 
 
+def test_once_cuda_has_failed_what_was_counted_before_is_kept() -> None:
+    class Lost(FakeCounters):
+        is_lost = False
+
+        def read(self) -> Counted:
+            if self.is_lost:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return super().read()
+
+    counters = Lost(50, 60)
+    phases = AllocatorPhases(counters)
+    phases.enter("forward")
+    counters.hold(70, 80)
+    phases.enter("backward")
+    counters.is_lost = True
+    assert phases.peaks() == Peaks(70, 80)
+    facts = allocator_facts(counters, phases, None)
+    assert (facts.peak_allocated_bytes, facts.peak_reserved_bytes) == (70, 80)
+    assert list(facts.phases) == ["loading", "forward"]
+    assert "illegal memory access" in facts.cublas_reason
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_tests_for_a_device_say_that_there_is_none_rather_than_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([]) == 4

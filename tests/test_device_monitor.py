@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from effcli import pipeline
+from effcli.measure.cuda_allocator import Counted
 from effcli.report.progress import QuietProgress
 from tests.commands import csv_file, effcli
 from tests.full_memory import no_memory_above, no_memory_in
@@ -195,6 +196,24 @@ def test_a_driver_that_fails_is_a_reason_and_training_goes_on(
         assert nvml[name]["peak_bytes"] is None
         assert nvml[name]["reason"] or nvml["reason"]
     assert record["measured"]["allocator"]["peak_allocated_bytes"] == 15_006 * MIB
+    assert nothing_left(driver)
+
+
+def test_an_allocator_that_counts_nothing_ends_no_run(
+    run: tuple[object, ...], driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PluggedIn(FakeCounters):
+        def read(self) -> Counted:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+        def reset_peaks(self) -> None:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support resetPeakStats.")
+
+    watched(driver, monkeypatch, counters=PluggedIn())
+    record = effcli(*run, "--out", tmp_path / "run").record
+    assert record["status"] == "completed"
+    assert record["measured"]["allocator"] is None
+    assert "CUDAPluggableAllocator" in record["measured"]["nvml"]["reason"]
     assert nothing_left(driver)
 
 

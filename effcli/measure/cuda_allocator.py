@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -135,12 +136,16 @@ class AllocatorPhases:
         self._spent_s += self._clock() - now_s
 
     def peaks(self) -> Peaks:
-        """Return the most bytes since this was made, in whatever part."""
-        return self._all.or_more(_peaks_of(self._counters.read()))
+        """Return the most bytes since this was made, in whatever part, as far as CUDA still answers."""
+        try:
+            return self._all.or_more(_peaks_of(self._counters.read()))
+        except RuntimeError:
+            return self._all
 
     def finish(self) -> None:
-        """End the part that goes on; what comes later is of no part."""
-        self._end()
+        """End the part that goes on, as far as CUDA still answers; what comes later is of no part."""
+        with suppress(RuntimeError):
+            self._end()
         self._is_seen = False
 
     @property
@@ -243,14 +248,15 @@ def allocator_facts(counters: Counters, phases: AllocatorPhases, first_steps: Fi
 
 def _workspaces(counters: Counters) -> tuple[int | None, str | None]:
     """Return the bytes that cuBLAS works in, or None and the reason."""
-    before_bytes = counters.read().allocated_bytes
     try:
+        before_bytes = counters.read().allocated_bytes
         counters.clear_workspaces()
+        after_bytes = counters.read().allocated_bytes
     except AttributeError:
         return None, "this build of torch does not tell the workspaces of cuBLAS apart"
     except Exception as error:  # whatever CUDA says after a failure
         return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return before_bytes - counters.read().allocated_bytes, None
+    return before_bytes - after_bytes, None
 
 
 def _peaks_of(counted: Counted) -> Peaks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -160,7 +160,8 @@ class DeviceMonitor:
 
     def __enter__(self) -> DeviceMonitor:
         if self._watched is not None:
-            self._phases = AllocatorPhases(self._watched.counters)
+            with suppress(RuntimeError):  # of an allocator that is plugged in: it counts nothing
+                self._phases = AllocatorPhases(self._watched.counters)
         if self._sampler is not None:
             try:
                 self._sampler.start()
@@ -185,18 +186,18 @@ class DeviceMonitor:
             self._phases.enter(phase)
 
     def first_steps(self, optimizer: torch.optim.Optimizer, *, is_resumed: bool) -> FirstSteps | None:
-        """Return what watches the first step of the run's optimizer; None on a CPU. See there for when to arm it."""
-        if self._watched is None:
+        """Return what watches the optimizer's first step, which is to be armed; None where nothing is counted."""
+        if self._watched is None or self._phases is None:
             return None
         self._first_steps = FirstSteps(self._watched.counters, optimizer, is_resumed=is_resumed)
         return self._first_steps
 
     def peaks(self) -> Peaks | None:
-        """Return the allocator's peaks since the monitor was entered; None on a CPU."""
+        """Return the allocator's peaks since the monitor was entered; None on a CPU, or where it counts none."""
         return self._phases.peaks() if self._phases is not None else None
 
     def allocator_facts(self) -> AllocatorFacts | None:
-        """Return what the allocator counted, None on a CPU; to be called once, when training has ended."""
+        """Return what the allocator counted, None where it counts nothing; to be called once, after training."""
         if self._watched is None or self._phases is None:
             return None
         return allocator_facts(self._watched.counters, self._phases, self._first_steps)
