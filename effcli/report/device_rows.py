@@ -114,11 +114,12 @@ def allocator_rows(record: RunRecord, *, measured_total: int | None) -> list[Mem
         measured=less(allocated.of_updates, less(measured_total, outside)),
         basis=allocated.basis,
     )
+    comparable = allocated.is_planned and reserved.is_planned
     unused = MemoryRow(
         label="unused of reserved",
-        estimated=less(reserved.planned, allocated.planned) if allocated.is_planned and reserved.is_planned else None,
+        estimated=less(reserved.planned, allocated.planned) if comparable else None,
         measured=less(reserved.whole, allocated.whole),
-        basis=reserved.basis,
+        basis=reserved.basis if comparable else "",
     )
     left_out = [_without_twin(OUTSIDE, -outside, record.optimizer.basis)] if shows_outside(record) else []
     return [
