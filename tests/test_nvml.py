@@ -15,6 +15,7 @@ import pynvml
 import pytest
 
 from effcli.nvml.answers import Answer, CardReading
+from effcli.nvml.failures import NvmlReturn
 from effcli.nvml.session import DriverLostError, NvmlSession, NvmlUnavailableError, cards, find_card
 from tests.commands import effcli
 from tests.nvml.standin import AGES, Age, Driver
@@ -329,6 +330,12 @@ def test_unified_memory_has_its_own_reason_and_the_process_is_still_told(driver:
     reading = read()
     assert amounts(reading) == [None, None, None, 3 * GIB]
     assert "shares the system's memory" in str(reading.used.reason)
+
+
+def test_codes_have_the_names_that_the_binding_gives_them() -> None:
+    assert {code.name: code.value for code in NvmlReturn} == {
+        code.name: getattr(pynvml, f"NVML_ERROR_{code.name}") for code in NvmlReturn
+    }
 
 
 # --- the driver is lost -----------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from effcli.nvml import failures
 from effcli.nvml.answers import Answer, CardIdentity, CardReading
-from effcli.nvml.failures import NO_PERMISSION, NOT_REPORTED, NOT_SUPPORTED, code_of, explain, unless_lost
+from effcli.nvml.failures import NOT_REPORTED, NvmlReturn, code_of, explain, unless_lost
 from effcli.units import count
 
 _NOT_AVAILABLE = 2**64 - 1
@@ -28,8 +27,10 @@ _SHARED_MEMORY = (
     "the driver does not count this card's memory (not supported; so it is where the card shares the system's memory, "
     "as on GB10 and Jetson)"
 )
-_NO_VERSION_2 = frozenset({NOT_SUPPORTED, failures.FUNCTION_NOT_FOUND, 25})
-"""Codes of a driver that has no version 2 of the answer about memory; 25 is "argument version mismatch"."""
+_NO_VERSION_2 = frozenset(
+    {NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND, NvmlReturn.ARGUMENT_VERSION_MISMATCH}
+)
+"""Codes of a driver that has no version 2 of the answer about memory."""
 
 _NOT_APART = "the driver doesn't tell it apart: it is part of what is in use"
 
@@ -111,7 +112,7 @@ class Card:
         try:
             processes = self._list(name)
         except Exception as error:
-            if code_of(error) != failures.FUNCTION_NOT_FOUND:
+            if code_of(error) != NvmlReturn.FUNCTION_NOT_FOUND:
                 raise
             return self._list(f"{name}_v2")
         if not all(0 < process.pid <= _HIGHEST_ID for process in processes):
@@ -124,7 +125,7 @@ class Card:
             try:
                 return list(getattr(self.binding, function)(self.handle))
             except Exception as error:
-                if code_of(error) != failures.INSUFFICIENT_SIZE:
+                if code_of(error) != NvmlReturn.INSUFFICIENT_SIZE:
                     raise
                 failure = error
         raise failure
@@ -138,9 +139,9 @@ class Card:
 
     def _explain(self, error: Exception, *, not_supported: str | None = None) -> str:
         """Return the reason for this device; a divided card and shared memory have their own."""
-        if code_of(error) == NO_PERMISSION and self.identity.mig_enabled:
+        if code_of(error) == NvmlReturn.NO_PERMISSION and self.identity.mig_enabled:
             return _DIVIDED
-        if code_of(error) == NOT_SUPPORTED and not_supported is not None:
+        if code_of(error) == NvmlReturn.NOT_SUPPORTED and not_supported is not None:
             return not_supported
         return explain(error)
 

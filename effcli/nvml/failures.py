@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from effcli.errors import first_line
 from effcli.nvml.names import readable
 from effcli.units import cut
@@ -24,41 +26,76 @@ OLD_PACKAGE = "the module pynvml is too old for this driver, or not nvidia-ml-py
 NOT_REPORTED = "the driver doesn't report it (so it is in WSL, and on Windows with WDDM)"
 OLD_DRIVER = "the NVIDIA driver is too old for the question"
 
-FUNCTION_NOT_FOUND = 13
-NOT_FOUND = 6
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-INSUFFICIENT_SIZE = 7
 
-_LOST = frozenset({1, 9, 15, 16, 18, 28})
+class NvmlReturn(IntEnum):
+    """NVML's codes that are told apart here, as `nvmlReturn_t` in nvml.h names them; they never change.
+
+    `pynvml` has them too, as `NVML_ERROR_...`, but is imported only where a driver is asked, and may be missing.
+    """
+
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
+    IRQ_ISSUE = 11
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    OPERATING_SYSTEM = 17
+    LIB_RM_VERSION_MISMATCH = 18
+    MEMORY = 20
+    INSUFFICIENT_RESOURCES = 23
+    ARGUMENT_VERSION_MISMATCH = 25
+    GPU_NOT_FOUND = 28
+    UNKNOWN = 999
+
+
+_LOST = frozenset(
+    {
+        NvmlReturn.UNINITIALIZED,
+        NvmlReturn.DRIVER_NOT_LOADED,
+        NvmlReturn.GPU_IS_LOST,
+        NvmlReturn.RESET_REQUIRED,
+        NvmlReturn.LIB_RM_VERSION_MISMATCH,
+        NvmlReturn.GPU_NOT_FOUND,
+    }
+)
 """Codes after which no later call does better: driver closed, unloaded or replaced; card lost, to be reset or gone."""
 
-_REASONS = {
-    1: "the NVIDIA driver was closed in this process",
-    INVALID_ARGUMENT: "the NVIDIA driver does not know this device any more (a MIG instance may have been removed)",
-    NOT_SUPPORTED: "this card or driver does not answer the question (not supported, as on Windows with WDDM or in a "
-    "virtual machine)",
-    NO_PERMISSION: "no permission to ask the NVIDIA driver about this device (in a container, "
+_REASONS: dict[int, str] = {
+    NvmlReturn.UNINITIALIZED: "the NVIDIA driver was closed in this process",
+    NvmlReturn.INVALID_ARGUMENT: "the NVIDIA driver does not know this device any more (a MIG instance "
+    "may have been removed)",
+    NvmlReturn.NOT_SUPPORTED: "this card or driver does not answer the question (not supported, as on Windows with "
+    "WDDM or in a virtual machine)",
+    NvmlReturn.NO_PERMISSION: "no permission to ask the NVIDIA driver about this device (in a container, "
     "NVIDIA_DRIVER_CAPABILITIES needs 'utility')",
-    NOT_FOUND: "the NVIDIA driver does not know this device",
-    INSUFFICIENT_SIZE: "the NVIDIA driver's list grew while it was read",
-    9: "the NVIDIA driver is not loaded (nvidia-smi says more)",
-    10: "the NVIDIA driver did not answer in time",
-    11: "the NVIDIA driver has a problem with interrupts of the card (dmesg says more)",
-    12: "the NVIDIA driver's library (libnvidia-ml) was not found; it comes with the driver",
-    FUNCTION_NOT_FOUND: OLD_DRIVER,
-    15: "the card was lost: it fell off the bus (dmesg says more; a reboot may help)",
-    16: "the card needs a reset before it can be used again (nvidia-smi --gpu-reset, or a reboot)",
-    17: "the operating system does not let the NVIDIA driver be asked (a container's limits, or SELinux)",
-    18: "the NVIDIA driver and its library have different versions, as after an update; a reboot helps",
-    20: "the NVIDIA driver had too little memory to answer",
-    23: "the NVIDIA driver had too few resources to answer",
-    25: OLD_DRIVER,
-    28: "the NVIDIA driver finds no card",
-    999: "the NVIDIA driver met an unknown error; a container that has lost its devices needs to be started again",
+    NvmlReturn.NOT_FOUND: "the NVIDIA driver does not know this device",
+    NvmlReturn.INSUFFICIENT_SIZE: "the NVIDIA driver's list grew while it was read",
+    NvmlReturn.DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded (nvidia-smi says more)",
+    NvmlReturn.TIMEOUT: "the NVIDIA driver did not answer in time",
+    NvmlReturn.IRQ_ISSUE: "the NVIDIA driver has a problem with interrupts of the card (dmesg says more)",
+    NvmlReturn.LIBRARY_NOT_FOUND: "the NVIDIA driver's library (libnvidia-ml) was not found; it comes with the driver",
+    NvmlReturn.FUNCTION_NOT_FOUND: OLD_DRIVER,
+    NvmlReturn.GPU_IS_LOST: "the card was lost: it fell off the bus (dmesg says more; a reboot may help)",
+    NvmlReturn.RESET_REQUIRED: "the card needs a reset before it can be used again (nvidia-smi --gpu-reset, or "
+    "a reboot)",
+    NvmlReturn.OPERATING_SYSTEM: "the operating system does not let the NVIDIA driver be asked (a container's limits, "
+    "or SELinux)",
+    NvmlReturn.LIB_RM_VERSION_MISMATCH: "the NVIDIA driver and its library have different versions, as after an "
+    "update; a reboot helps",
+    NvmlReturn.MEMORY: "the NVIDIA driver had too little memory to answer",
+    NvmlReturn.INSUFFICIENT_RESOURCES: "the NVIDIA driver had too few resources to answer",
+    NvmlReturn.ARGUMENT_VERSION_MISMATCH: OLD_DRIVER,
+    NvmlReturn.GPU_NOT_FOUND: "the NVIDIA driver finds no card",
+    NvmlReturn.UNKNOWN: "the NVIDIA driver met an unknown error; a container that has lost its devices needs to be "
+    "started again",
 }
-"""Reason for each code of NVML (nvmlReturn_t in nvml.h); codes are part of its binary interface and never change."""
 
 
 def code_of(error: Exception) -> int | None:
@@ -67,7 +104,7 @@ def code_of(error: Exception) -> int | None:
     A list of processes that the driver lacks in the wanted version raises `NVMLLibraryMismatchError`, without a code.
     """
     if type(error).__name__ == "NVMLLibraryMismatchError":
-        return FUNCTION_NOT_FOUND
+        return NvmlReturn.FUNCTION_NOT_FOUND
     code = getattr(error, "value", None)
     return code if isinstance(code, int) else None
 
@@ -79,7 +116,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, (AttributeError, TypeError)):
         return OLD_PACKAGE
     code = code_of(error)
-    return _REASONS.get(code or 0) or f"the NVIDIA driver could not be asked: {_told(error)}"
+    known = None if code is None else _REASONS.get(code)
+    return known or f"the NVIDIA driver could not be asked: {_told(error)}"
 
 
 def _told(error: Exception) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 from effcli.nvml.answers import CardIdentity
 from effcli.nvml.card import Card
 from effcli.nvml.failures import (
-    INVALID_ARGUMENT,
     NO_PACKAGE,
-    NOT_FOUND,
     OLD_PACKAGE,
     DriverLostError,
+    NvmlReturn,
     NvmlUnavailableError,
     code_of,
     explain,
@@ -177,7 +176,8 @@ def _by_name(binding: Any, names: Sequence[str], identities: Sequence[CardIdenti
             handle = binding.nvmlDeviceGetHandleByUUID(name)
         except Exception as error:
             unless_lost(error)
-            reason = reason or (None if code_of(error) in (INVALID_ARGUMENT, NOT_FOUND) else explain(error))
+            is_unknown = code_of(error) in (NvmlReturn.INVALID_ARGUMENT, NvmlReturn.NOT_FOUND)
+            reason = reason or (None if is_unknown else explain(error))
             continue
         identity = CardIdentity(uuid=name, name=_text(binding, "nvmlDeviceGetName", handle), index=None)
         return Card(identity=identity, binding=binding, handle=handle)

@@ -9,7 +9,7 @@ from typing import Any
 
 from effcli.measure.doctor_record import Check
 from effcli.nvml.answers import Answer, CardIdentity, CardReading
-from effcli.nvml.failures import NvmlUnavailableError, code_of
+from effcli.nvml.failures import NvmlReturn, NvmlUnavailableError, code_of
 from effcli.nvml.session import NvmlSession, cards, find_card
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
@@ -24,8 +24,7 @@ REMEDY = (
 )
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
-_NOTHING_THERE = frozenset({9, 12, 28})
-"""NVML's codes for a driver that is not loaded, a library that is not there, and no card."""
+_NOTHING_THERE = frozenset({NvmlReturn.DRIVER_NOT_LOADED, NvmlReturn.LIBRARY_NOT_FOUND, NvmlReturn.GPU_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
