@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.errors import DeviceError, UsageError
 from effcli.hidden_devices import hide_other_devices, show_all_devices
+from effcli.main_memory import available_to_process
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
 from effcli.nvml.visible import VISIBLE, read_listing
 from effcli.units import count
@@ -148,47 +147,12 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the bytes that the device has free now; on a CPU see `available_to_process`."""
+    """Return the bytes that the device has free now; on a CPU those of main memory that this process can have.
+
+    Asking a CUDA device creates its context.
+    """
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
     return available_to_process()
-
-
-def available_to_process() -> int | None:
-    """Return the bytes of main memory that the system can give this process now; None if unknown.
-
-    Asking a CUDA device creates its context. In a Linux container the control group may allow less than the machine
-    has, and `ulimit -v` less than that.
-    """
-    amounts = (_available_to_system(), _left_in_group(), _left_of_address_space())
-    return min((amount for amount in amounts if amount is not None), default=None)
-
-
-def _available_to_system() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _left_in_group() -> int | None:
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(0, int(limit) - used)
-
-
-def _left_of_address_space() -> int | None:
-    if sys.platform != "linux":
-        return None
-    import resource  # not on Windows
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    return None if limit == resource.RLIM_INFINITY else max(0, limit - used)

@@ -22,6 +22,8 @@ RECIPE = "recipe.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
 TRACKING = "tracking"
+RUNS = "runs"
+"""Folder that run folders are made in when nothing else is said."""
 RECIPE_PURPOSE = "Purpose: the run in"
 """What the first comment of a run's recipe begins with: other tools leave a recipe.yaml beside their models too."""
 
@@ -89,7 +91,7 @@ def _status(record: Path) -> str:
 
 def dated_name(now: datetime, optimizer: str) -> str:
     """Return the default run folder, such as `runs/2030-01-31-12-59-59-adam8bit`."""
-    return f"runs/{now:%Y-%m-%d-%H-%M-%S}-{optimizer.replace(':', '-')}"
+    return f"{RUNS}/{now:%Y-%m-%d-%H-%M-%S}-{optimizer.replace(':', '-')}"
 
 
 def saved_recipe(out: str) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from effcli import main_memory
 from effcli.errors import DeviceError
 from effcli.masking import MASK
 from effcli.measure.doctor_record import Check, DoctorRecord
@@ -395,12 +396,12 @@ def test_the_limit_of_a_container_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     total = psutil.virtual_memory().total
     new, old = tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"
-    monkeypatch.setattr(machine, "GROUP_LIMITS", (new, old))
-    assert machine.group_limit(total) is None
+    monkeypatch.setattr(main_memory, "GROUP_LIMITS", (new, old))
+    assert main_memory.group_limit(total) is None
     old.write_text("9223372036854771712\n")
-    assert machine.group_limit(total) is None
+    assert main_memory.group_limit(total) is None
     new.write_text("max\n")
-    assert machine.group_limit(total) is None
+    assert main_memory.group_limit(total) is None
     new.write_text(f"{2**30}\n")
     assert "allows 1.00 GiB" in machine.check_memory()[0].text
 

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
+from effcli.run_folder import RUNS
 from effcli.units import GIB, format_bytes
 
-RUNS = "runs"
 _FEW_BYTES = GIB
 """A run keeps two checkpoints and the model: some three times weights and state, hardly less than that."""
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 
-from effcli.devices import available_to_process
+from effcli.main_memory import available_to_process, group_limit
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.streams import is_terminal
 from effcli.units import GIB, count, format_bytes
-
-GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says what a container may have, in version 2 and version 1 of control groups."""
 
 _NEEDED_BYTES = 2 * GIB
 """torch, transformers and the small built-in model take some 700 MiB."""
@@ -32,17 +28,6 @@ def check_memory() -> Checks:
     if free is not None and free < _NEEDED_BYTES:
         return (note("memory", f"{text}, which is little for a run", "end other programs, or use another machine"),)
     return (ok("memory", text),)
-
-
-def group_limit(total_bytes: int) -> int | None:
-    """Return the bytes that this process's control group may have; None where that is no less than the machine has."""
-    for path in GROUP_LIMITS:
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-        return limit if limit < total_bytes else None
-    return None
 
 
 def check_terminal() -> Checks:
