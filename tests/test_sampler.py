@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from effcli.measure.device_monitor import DeviceMonitor, read_baseline
 from effcli.measure.device_record import Amount, NvmlFacts
 from effcli.measure.device_samples import Baseline
 from effcli.measure.sampler import Sampler, pause_s
+from effcli.measure.side_thread import SideThread
 from effcli.nvml.answers import Answer, CardIdentity, CardReading
 from tests.nvml.standin import Driver
 from tests.watched import CARD, MIB, FakeCounters, believe_in_a_device
@@ -77,7 +80,7 @@ def test_what_driver_and_allocator_count_differs_by_the_context(driver: Driver, 
     assert (facts.interval_s, facts.driver_reserved_bytes, facts.num_failed) == (INTERVAL_S, 0, 0)
     assert facts.driver_version == "570.86.15"
     assert facts.num_samples >= 2
-    assert facts.mean_interval_s >= INTERVAL_S
+    assert 0 < facts.mean_interval_s < 20
     moment = facts.highest
     assert moment.model_dump() == {
         "allocated_bytes": 15_006 * MIB, "reserved_bytes": 16_726 * MIB, "context_bytes": 574 * MIB,
@@ -331,3 +334,52 @@ def test_a_cpu_is_not_watched(driver: Driver) -> None:
 def test_a_sample_is_followed_by_at_least_a_hundred_times_the_processor_time_that_it_took() -> None:
     assert pause_s(0.2, 0.0) == pause_s(0.2, 0.0019) == 0.2
     assert pause_s(0.2, 0.01) == pytest.approx(1.0)
+
+
+class Stop(BaseException):
+    """What a signal's handler raises."""
+
+
+def test_what_a_signal_raises_waits_until_the_thread_has_ended() -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.2)  # by then it is waited for
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.2)
+        done.append(1)
+
+    def handle(*ignored: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = SideThread(work, "effcli-test")
+    try:
+        thread.start()
+        with pytest.raises(Stop):
+            thread.ends_within(20)
+        assert done == [1]
+        assert thread.ends_within(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert threads() == []
+
+
+def test_a_signal_while_the_thread_starts_leaves_nothing_open(
+    driver: Driver, counters: FakeCounters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise Stop
+
+    driver.play(card(18_000, own(17_300)))
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(Stop), DeviceMonitor(GPU, interval_s=3600, baseline=None):
+        pass
+    assert threads() == []
+    with pytest.raises(Stop):
+        read_baseline(GPU, interval_s=INTERVAL_S)
+    assert threads() == []
+    assert driver.calls() == [("init", 0), ("shutdown", 0)] * 2
