@@ -118,3 +118,8 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, or its kind where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def kind_and_line(error: BaseException) -> str:
+    """Return an exception's kind and the first line of its text, for one that is not ours."""
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -44,15 +44,13 @@ def entry_of(record: RunRecord, now: datetime) -> HistoryEntry:
     It names neither data nor folders nor the machine; of a model in a folder it has the last part of the name.
     """
     environment, loop, measured = record.environment, record.spec.get("loop", {}), record.measured
-    device = str(environment.get("device", ""))
-    on_cuda = device.startswith("cuda")
     assert measured is not None
     return HistoryEntry(
         date=now.isoformat(timespec="seconds"),
         effcli=str(environment.get("effcli", "")),
         status=record.status,
-        device=device,
-        card=_text(str(environment.get("device_name"))) if on_cuda else None,
+        device=str(environment.get("device", "")),
+        card=_text(str(environment.get("device_name"))) if record.is_on_cuda else None,
         driver_version=measured.nvml.driver_version,
         torch=(environment.get("packages") or {}).get("torch"),
         model=_model_name(record.model.name),

@@ -7,7 +7,7 @@ from functools import reduce
 
 import torch
 
-from effcli.errors import TraceError, UsageError, first_line
+from effcli.errors import TraceError, UsageError, kind_and_line
 from effcli.memory.extend import NotPeriodicError, Repetition, extended
 from effcli.memory.tape import MicroTape
 from effcli.models.build import parameter_infos
@@ -70,7 +70,7 @@ class Tracer:
                 if not self._repetitions:
                     raise TraceError(
                         "the peak cannot be predicted, since the model's code does not run without values "
-                        f"({type(error).__name__}: {first_line(error)}); ask for what comes before activations alone"
+                        f"({kind_and_line(error)}); ask for what comes before activations alone"
                     ) from error
             else:
                 try:

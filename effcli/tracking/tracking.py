@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UnreachableError, first_line
+from effcli.errors import UnreachableError, kind_and_line
 from effcli.files import write_text
 from effcli.masking import masked
 from effcli.tracking.services import FINISH_S, SERVICES, Place, Service
@@ -153,7 +153,7 @@ def _end(opened: _Opened, record: RunRecord, step: int) -> None:
 
 
 def _said(error: BaseException) -> str:
-    return masked(f"{type(error).__name__}: {first_line(error)}")
+    return masked(kind_and_line(error))
 
 
 def _surrounded(opened: _Opened, function: Callable[[_Opened], object]) -> Callable[[], None]:

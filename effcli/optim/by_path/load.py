@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import DeviceError, MissingExtraError, UsageError, first_line, nearest
+from effcli.errors import DeviceError, MissingExtraError, UsageError, first_line, kind_and_line, nearest
 from effcli.units import listed
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _import(name: str) -> ModuleType:
     except OSError as error:
         raise DeviceError(f"the package '{package}' does not load: {first_line(error)}") from error
     except (Exception, SystemExit) as error:  # whatever the module does at import
-        raise UsageError(f"'{name}' does not import: {type(error).__name__}: {first_line(error)}") from error
+        raise UsageError(f"'{name}' does not import: {kind_and_line(error)}") from error
 
 
 def _is_there(package: str) -> bool:

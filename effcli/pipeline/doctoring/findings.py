@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from effcli.errors import EffcliError, first_line
+from effcli.errors import EffcliError, kind_and_line
 from effcli.masking import masked
 from effcli.measure.doctor_record import Check, CheckStatus
 from effcli.units import cut
@@ -46,7 +46,7 @@ def quoted(text: str) -> str:
 
 def in_words(error: BaseException) -> str:
     """Return an exception on one line: our own text alone, and others' behind their kind."""
-    return str(error) if isinstance(error, EffcliError) else quoted(f"{type(error).__name__}: {first_line(error)}")
+    return str(error) if isinstance(error, EffcliError) else quoted(kind_and_line(error))
 
 
 def guarded(name: str, look: Callable[[], Checks], tell: Tell) -> Checks:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line
+from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line, kind_and_line
 from effcli.files import NO_ROOM, refused_write
 from effcli.models.finite import first_not_finite
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
@@ -83,7 +83,7 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
         if isinstance(error, EffcliError):
             raise
         raise TrainingFailedError(
-            f"{where} in the model or the optimizer, {type(error).__name__}: {first_line(error)}; --verbose shows where"
+            f"{where} in the model or the optimizer, {kind_and_line(error)}; --verbose shows where"
         ) from error
 
 
@@ -119,8 +119,7 @@ def explained_saving(update: int) -> Iterator[None]:
         if _is_out_of_memory(error):
             raise
         raise TrainingFailedError(
-            f"the checkpoint of update {update} was not saved, {type(error).__name__}: {first_line(error)}; "
-            "--verbose shows where"
+            f"the checkpoint of update {update} was not saved, {kind_and_line(error)}; --verbose shows where"
         ) from error
 
 
