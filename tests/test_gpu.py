@@ -118,7 +118,8 @@ def test_a_device_is_found_by_the_identifier_that_makes_it_visible(tmp_path: Pat
 BASELINE = """
 import json, os, sys, torch
 from effcli.devices import activate, card_names, resolve_device
-from effcli.measure.device_monitor import opened, read_baseline
+from effcli.measure.card_readings import opened
+from effcli.measure.device_monitor import read_baseline
 
 device = resolve_device("cuda")
 before = torch.cuda.is_initialized()
@@ -181,7 +182,7 @@ def test_peaks_of_the_parts_are_those_that_torch_would_have_said() -> None:
 
 def test_the_driver_and_torch_name_the_same_card() -> None:
     from effcli.devices import card_names
-    from effcli.measure.device_monitor import opened
+    from effcli.measure.card_readings import opened
 
     device = torch.device("cuda", torch.cuda.current_device())
     with opened(lambda: card_names(device)) as card:

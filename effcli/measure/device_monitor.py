@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from effcli.errors import first_line
+from effcli.measure.card_readings import PATIENCE_S, opened, read_once
 from effcli.measure.cuda_allocator import (
     AllocatorPhases,
     Counters,
@@ -20,10 +19,8 @@ from effcli.measure.cuda_allocator import (
 )
 from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
 from effcli.measure.device_samples import Baseline
-from effcli.measure.sampler import PATIENCE_S, Sampler
-from effcli.measure.side_thread import SideThread
-from effcli.nvml.answers import CardIdentity, CardReading
-from effcli.nvml.session import Card, NvmlSession, NvmlUnavailableError, find_card
+from effcli.measure.sampler import Sampler
+from effcli.nvml.answers import CardReading
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +71,8 @@ def _has_context(device: torch.device) -> bool:
 def read_baseline(device: torch.device, *, interval_s: float, patience_s: float = PATIENCE_S) -> Baseline | None:
     """Return what a device has in use before this process works on it; None where nothing is sampled.
 
-    To be called before anything makes a CUDA context. Never raises, and waits `patience_s` seconds at most.
+    To be called before anything makes a CUDA context. Raises nothing of the driver's, and waits `patience_s` seconds at
+    most.
     """
     watched = cuda_device(device) if interval_s else None
     if watched is None:
@@ -83,67 +81,26 @@ def read_baseline(device: torch.device, *, interval_s: float, patience_s: float 
         return Baseline(reason=watched.why_no_driver)
     if watched.has_context():
         return Baseline(reason="this process had used CUDA before this run began")
-    found = [Baseline(reason=f"the driver did not answer within {patience_s:g} s")]
-
-    def read() -> None:
-        found.append(_in_use(watched))
-
-    thread = SideThread(read, "effcli-nvml-baseline")
-    try:
-        thread.start()
-        thread.ends_within(patience_s)
-    except RuntimeError as error:  # the system allows no more threads
-        return Baseline(reason=first_line(error))
-    except BaseException:  # of a signal
-        thread.ends_within(patience_s)
-        raise
-    return found[-1]
+    return read_once(
+        watched.card_names,
+        _in_use,
+        lambda why: Baseline(reason=why),
+        patience_s=patience_s,
+        name="effcli-nvml-baseline",
+    )
 
 
-def _in_use(watched: CudaDevice) -> Baseline:
-    try:
-        with opened(watched.card_names) as card:
-            reading = card.read()
-    except NvmlUnavailableError as error:
-        return Baseline(reason=error.reason)
-    except Exception as error:  # no fault of a reading may end a run
-        return Baseline(reason=f"{type(error).__name__}: {first_line(error)}")
+def _in_use(reading: CardReading) -> Baseline:
     if reading.process.num_bytes:
         return Baseline(reason="this process held memory of the device before this run began")
     return Baseline(used_bytes=reading.used.num_bytes, reason=reading.used.reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """A card of an open driver, asked about this process."""
-
-    card: Card
-    driver_version: str | None
-
-    @property
-    def identity(self) -> CardIdentity:
-        return self.card.identity
-
-    def read(self) -> CardReading:
-        return self.card.read(os.getpid())
-
-
-@contextmanager
-def opened(card_names: Callable[[], Sequence[str]]) -> Iterator[_Opened]:
-    """Open the driver and find the card.
-
-    Raises:
-        NvmlUnavailableError: there is none.
-    """
-    with NvmlSession.open() as session:
-        yield _Opened(card=find_card(session, card_names()), driver_version=session.driver_version)
 
 
 class DeviceMonitor:
     """Watches a device while its `with` block lasts, from before a run's model is built; inert on a CPU.
 
     However the block is left, the thread that samples has ended then, and the driver is closed. Every run has a monitor
-    of its own: the allocator's peaks begin anew with it.
+    of its own, which resets the allocator's peaks.
     """
 
     def __init__(self, device: torch.device, *, interval_s: float, baseline: Baseline | None) -> None:
@@ -165,7 +122,7 @@ class DeviceMonitor:
         if self._sampler is not None:
             try:
                 self._sampler.start()
-            except BaseException:  # of a signal
+            except BaseException:  # raised by a signal's handler
                 self.stop()
                 raise
         return self

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import TYPE_CHECKING
 
-from effcli.errors import first_line
+from effcli.measure.card_readings import PATIENCE_S, read_once
 from effcli.measure.device_record import OthersFacts
-from effcli.measure.sampler import PATIENCE_S
 from effcli.nvml.answers import CardReading
-from effcli.nvml.session import NvmlSession, NvmlUnavailableError, find_card
 
 if TYPE_CHECKING:
     from effcli.measure.device_monitor import CudaDevice
@@ -21,30 +17,19 @@ _CONTRADICTS = "the driver says that this process holds more than is in use"
 def held_by_others(watched: CudaDevice | None, *, patience_s: float = PATIENCE_S) -> OthersFacts | None:
     """Return what the driver says now of other processes; None where there is no CUDA device.
 
-    Never raises, and waits `patience_s` seconds at most: it is asked while something else is being reported.
+    Raises nothing of the driver's, and waits `patience_s` seconds at most: it is asked while a failure is reported.
     """
     if watched is None:
         return None
     if watched.why_no_driver is not None:
         return OthersFacts(reason=watched.why_no_driver)
-    found = [OthersFacts(reason=f"the driver did not answer within {patience_s:g} s")]
-    try:
-        thread = threading.Thread(target=lambda: found.append(_read(watched)), name="effcli-nvml-others", daemon=True)
-        thread.start()
-    except RuntimeError as error:  # the system allows no more threads
-        return OthersFacts(reason=first_line(error))
-    thread.join(patience_s)
-    return found[-1]
-
-
-def _read(watched: CudaDevice) -> OthersFacts:
-    try:
-        with NvmlSession.open() as session:
-            return _others(find_card(session, watched.card_names()).read(os.getpid()))
-    except NvmlUnavailableError as error:
-        return OthersFacts(reason=error.reason)
-    except Exception as error:  # no fault of a reading may hide what is being reported
-        return OthersFacts(reason=f"{type(error).__name__}: {first_line(error)}")
+    return read_once(
+        watched.card_names,
+        _others,
+        lambda why: OthersFacts(reason=why),
+        patience_s=patience_s,
+        name="effcli-nvml-others",
+    )
 
 
 def _others(reading: CardReading) -> OthersFacts:

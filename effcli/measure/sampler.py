@@ -8,18 +8,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from effcli.errors import first_line
+from effcli.errors import first_line, kind_and_line
+from effcli.measure.card_readings import PATIENCE_S
 from effcli.measure.cuda_allocator import Counters
 from effcli.measure.device_record import Amount, NvmlFacts
 from effcli.measure.device_samples import Baseline, Sample, Samples
 from effcli.measure.side_thread import SideThread
 from effcli.nvml.answers import CardIdentity, CardReading
 from effcli.nvml.failures import NvmlUnavailableError
+from effcli.units import count
 
 SHARE = 0.01
 """Share of one processor core that sampling takes at most."""
-PATIENCE_S = 5.0
-"""Seconds that a run waits for an answer at its end; the driver's answers take milliseconds."""
 
 
 def pause_s(interval_s: float, taken_s: float) -> float:
@@ -50,11 +50,11 @@ class Sampler:
     """Reads a device from `start` to `stop`, in a thread of its own that no driver call can make the run wait for.
 
     The thread opens the driver, reads at once, then every `interval_s` seconds, once more when it is told to stop, and
-    closes the driver: nothing is open, and no thread left, once `stop` is through. A fifth of a second is often enough:
-    what torch reserves, and with it what the process holds, grows in steps that stay; torch's own peaks miss nothing.
-    The thread measures the processor time that
-    a sample takes, and waits so long after a dear one that it takes no more than `SHARE` of a core. A driver that does
-    not answer within `patience_s` is left to its thread, a daemon, and never closed under it.
+    closes the driver: once `stop` has returned, nothing is open and no thread is left. A fifth of a second is often
+    enough: what torch reserves, and with it what the process holds, grows in steps that stay; torch's own peaks miss
+    nothing. The thread measures the processor time of each sample, and waits longer after an expensive one, so that
+    sampling takes no more than `SHARE` of a core. A driver that does not answer within `patience_s` seconds is left to
+    its thread, a daemon, and never closed while that uses it.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Sampler:
                 self._sample_until_over(card)
         except NvmlUnavailableError as error:
             self._give_up(error.reason)
-        except Exception as error:  # no fault of a reading may end a run
-            self._give_up(f"{type(error).__name__}: {first_line(error)}")
+        except Exception as error:  # a fault of the reading must not end the run
+            self._give_up(kind_and_line(error))
         finally:
             self._processor_s = self._processor_clock()
 
@@ -160,7 +160,7 @@ class Sampler:
         except Exception as error:  # whatever torch says once CUDA has failed
             with self._lock:
                 self._num_failed += 1
-                self._failure = f"{type(error).__name__}: {first_line(error)}"
+                self._failure = kind_and_line(error)
             return
         sample = Sample(
             reading=reading,
@@ -181,4 +181,4 @@ class Sampler:
 
     def _after(self, why: str) -> str:
         num_samples = self._samples.num_samples
-        return f"{why}, after {num_samples} sample{'s' * (num_samples != 1)}" if num_samples else why
+        return f"{why}, after {count(num_samples, 'sample')}" if num_samples else why

@@ -31,7 +31,7 @@ class SideThread:
     def ends_within(self, seconds: float) -> bool:
         """Return whether the thread has ended after that many seconds at most, or was never started.
 
-        What a signal's handler raises meanwhile goes on once the thread has ended, or as many seconds are over again.
+        What a signal's handler raises meanwhile is raised again once the thread has ended, or after as many seconds.
         """
         if not self._is_begun:
             return True

@@ -27,8 +27,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from effcli.measure.card_readings import opened
 from effcli.measure.cuda_allocator import AllocatorPhases, Counters, TorchCounters
-from effcli.measure.device_monitor import CudaDevice, opened
+from effcli.measure.device_monitor import CudaDevice
 from effcli.measure.sampler import Sampler
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
 from effcli.spec import RunSpec
