@@ -70,17 +70,10 @@ def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
     one after the other, and meanwhile a run takes more.
     """
     plan, nvml = record.optimizer.plan, measured.nvml
-    updates = measured.allocator.of_updates if measured.allocator else None
     amounts = {
         "optimizer_state": (record.optimizer.state_bytes, measured.optimizer_state_bytes),
-        "peak_allocated": (
-            record.comparable_planned_peak_bytes,
-            updates.peak_allocated_bytes if updates else measured.peak_allocated_bytes,
-        ),
-        "peak_reserved": (
-            plan.peak_reserved_bytes if plan else None,
-            updates.peak_reserved_bytes if updates else None,
-        ),
+        "peak_allocated": (record.comparable_planned_peak_bytes, measured.update_peak_allocated_bytes),
+        "peak_reserved": (plan.peak_reserved_bytes if plan else None, measured.update_peak_reserved_bytes),
         "context": (plan.context_bytes if plan else None, nvml.context.last_bytes),
         "process": (plan.device_total_bytes if plan else None, nvml.process.peak_bytes),
     }

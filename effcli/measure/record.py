@@ -159,6 +159,23 @@ class Measured(Fact):
     skipped_updates: int = 0
     weight_changes: WeightChangeFacts | None = None
 
+    @property
+    def update_peak_allocated_bytes(self) -> int | None:
+        """Return the most that updates had allocated, which alone is planned; None where that was not measured.
+
+        `peak_allocated_bytes` may be more on CUDA, where it is that of evaluations too.
+        """
+        if self.allocator is None:
+            return self.peak_allocated_bytes
+        updates = self.allocator.of_updates
+        return updates.peak_allocated_bytes if updates else None
+
+    @property
+    def update_peak_reserved_bytes(self) -> int | None:
+        """Return the most that torch's CUDA allocator reserved in updates; None where that was not measured."""
+        updates = self.allocator.of_updates if self.allocator else None
+        return updates.peak_reserved_bytes if updates else None
+
 
 class BatchSizes(Fact):
     """The sizes that a run had when memory ran out; `eval_batch` rows are evaluated at once."""

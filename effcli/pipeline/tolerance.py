@@ -95,11 +95,7 @@ def _missing(twins: _Twins, run: RunRecord) -> str:
 def _amounts(run: RunRecord) -> Iterator[_Twins]:
     """Yield what is predicted of a run, each with its measured twin; peaks are those of updates, as a plan's are."""
     measured, plan = run.measured, run.optimizer.plan
-    allocator = measured.allocator if measured else None
-    updates = allocator.of_updates if allocator else None
-    peak_bytes = measured.peak_allocated_bytes if measured else None
-    if allocator is not None:  # the whole run's counts an evaluation as well
-        peak_bytes = updates.peak_allocated_bytes if updates else None
+    peak_bytes = measured.update_peak_allocated_bytes if measured else None
     weights, gradients, state = (
         (measured.weights_bytes, measured.gradients_bytes, measured.optimizer_state_bytes) if measured else (None,) * 3
     )
@@ -107,11 +103,11 @@ def _amounts(run: RunRecord) -> Iterator[_Twins]:
     yield _Twins(label="weights", predicted_bytes=run.model.weights_bytes, measured_bytes=weights)
     yield _Twins(label="gradients", predicted_bytes=run.model.gradients_bytes, measured_bytes=gradients)
     yield _Twins(label=_PEAK, predicted_bytes=run.comparable_planned_peak_bytes, measured_bytes=peak_bytes)
-    if allocator is not None:
+    if measured is not None and measured.allocator is not None:
         yield _Twins(
             label="peak reserved",
             predicted_bytes=plan.peak_reserved_bytes if plan else None,
-            measured_bytes=updates.peak_reserved_bytes if updates else None,
+            measured_bytes=measured.update_peak_reserved_bytes,
         )
 
 

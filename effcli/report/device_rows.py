@@ -138,21 +138,19 @@ def _peaks(record: RunRecord) -> tuple[_Peak, _Peak]:
     """Return the peaks of allocated and of reserved bytes."""
     plan, measured = record.optimizer.plan, record.measured
     allocator = measured.allocator if measured else None
-    updates = allocator.of_updates if allocator else None
-    planned = (record.comparable_planned_peak_bytes, plan.peak_reserved_bytes if plan else None)
-    basis = (peak_basis(plan) if plan else "", _reserved_basis(record))
-    own: tuple[int | None, int | None] = (None, None)
-    whole: tuple[int | None, int | None] = (measured.peak_allocated_bytes if measured else None, None)
-    if allocator is None:
-        own = whole
-    else:
-        whole = (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
-    if updates is not None:
-        own = (updates.peak_allocated_bytes, updates.peak_reserved_bytes)
-    return (
-        _Peak(planned=planned[0], of_updates=own[0], whole=whole[0], basis=basis[0]),
-        _Peak(planned=planned[1], of_updates=own[1], whole=whole[1], basis=basis[1]),
+    allocated = _Peak(
+        planned=record.comparable_planned_peak_bytes,
+        of_updates=measured.update_peak_allocated_bytes if measured else None,
+        whole=measured.peak_allocated_bytes if measured else None,
+        basis=peak_basis(plan) if plan else "",
     )
+    reserved = _Peak(
+        planned=plan.peak_reserved_bytes if plan else None,
+        of_updates=measured.update_peak_reserved_bytes if measured else None,
+        whole=allocator.peak_reserved_bytes if allocator else None,
+        basis=_reserved_basis(record),
+    )
+    return allocated, reserved
 
 
 def _beside_updates(peak: _Peak) -> list[MemoryRow]:
