@@ -10,6 +10,7 @@ from effcli.report.device_rows import (
     SAMPLED,
     Sampled,
     highest_phase,
+    outside_bytes,
     outside_parts,
     sampled_bytes,
 )
@@ -40,7 +41,7 @@ def device_remarks(record: RunRecord) -> _Told:
 
 
 def _about_state(record: RunRecord, allocator: AllocatorFacts | None) -> _Told:
-    parts = [f"{in_mib(num_bytes)} {_PLACES[label]}" for label, num_bytes in outside_parts(record).items()]
+    parts = [f"{in_mib(num_bytes)} {_PLACES[place]}" for place, num_bytes in outside_parts(record).items()]
     if parts:
         yield "state", f"{' and '.join(parts)}, outside torch's allocator"
     if allocator is None:
@@ -54,8 +55,8 @@ def _about_state(record: RunRecord, allocator: AllocatorFacts | None) -> _Told:
         yield "cuBLAS", _missing(allocator.cublas_reason)
 
 
-_PLACES = {"paged (managed)": "are paged (managed) memory", "on the host": "lie on the host"}
-"""Label of a part of the state outside the allocator -> what is said of its bytes."""
+_PLACES = {Placement.PAGED: "are paged (managed) memory", Placement.HOST: "lie on the host"}
+"""Where a part of the state lies outside the allocator -> what is said of its bytes."""
 
 
 def _about_the_rest(record: RunRecord) -> str:
@@ -66,7 +67,7 @@ def _about_the_rest(record: RunRecord) -> str:
     if peak is None:
         return f"{told}; less gradients and state that are not there then"
     held = peak.weights_bytes + peak.gradients_bytes + peak.optimizer_state_bytes
-    whole = record.optimizer.total_before_activations_bytes - sum(outside_parts(record).values())
+    whole = record.optimizer.total_before_activations_bytes - outside_bytes(record)
     if whole <= held:
         return told
     return f"{told}; less what is not there then, {in_mib(whole - held)} as planned"

@@ -31,13 +31,14 @@ ON_TOP = "on top at the peak"
 UNPLANNED = "more outside updates"
 CUBLAS = "cuBLAS workspaces"
 """Label, and the name that the plan has for this part of what is live."""
-_PLACES = {Placement.PAGED: "paged (managed)", Placement.HOST: "on the host"}
+_OUTSIDE = {Placement.PAGED: "paged (managed)", Placement.HOST: "on the host"}
+"""Where state lies that torch's CUDA allocator does not count -> label."""
 
 
-def outside_parts(record: RunRecord) -> dict[str, int]:
+def outside_parts(record: RunRecord) -> dict[Placement, int]:
     """Return the predicted bytes of state that lie outside torch's CUDA allocator, by where they lie."""
     placed = record.optimizer.placements
-    return {label: placed[place] for place, label in _PLACES.items() if placed.get(place)}
+    return {place: placed[place] for place in _OUTSIDE if placed.get(place)}
 
 
 def outside_bytes(record: RunRecord) -> int:
@@ -53,8 +54,8 @@ def state_rows(record: RunRecord) -> list[MemoryRow]:
     optimizer, allocator = record.optimizer, record.measured.allocator if record.measured else None
     rows = []
     if shows_outside(record):
-        for label, num_bytes in outside_parts(record).items():
-            rows.append(_without_twin(label, num_bytes, optimizer.basis))
+        for place, num_bytes in outside_parts(record).items():
+            rows.append(_without_twin(_OUTSIDE[place], num_bytes, optimizer.basis))
     if allocator is not None:
         expected, basis = _expected_rise(record)
         rise = allocator.first_step_change_bytes

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effcli.report.layout import fact_grid, print_parts
+from effcli.report.number_text import NOT_AVAILABLE
 from effcli.report.text import plain
 from effcli.units import count
 
@@ -32,7 +33,7 @@ def render_doctor(record: DoctorRecord, console: Console, *, quiet: bool, verbos
     if checks:
         parts.append(_grid(checks) if console.width >= _NARROWEST else _blocks(checks))
     if verbose:
-        parts.append(fact_grid((name, version or "n/a") for name, version in record.versions.items()))
+        parts.append(fact_grid((name, version or NOT_AVAILABLE) for name, version in record.versions.items()))
     print_parts(parts, console)
 
 
