@@ -55,7 +55,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     asked = int(name.partition(":")[2] or 0)
-    index = asked if _is_cpu_build() else hide_other_devices(asked, name)
+    index = asked if is_cpu_build() else hide_other_devices(asked, name)
     if not torch.cuda.is_available():
         show_all_devices()
         if name == "auto":
@@ -94,7 +94,8 @@ def card_names(device: torch.device) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_cpu_build() -> bool:
+def is_cpu_build() -> bool:
+    """Return whether torch was built without code for GPUs."""
     import torch
 
     return torch.version.cuda is None and torch.version.hip is None
@@ -105,7 +106,7 @@ def _why_no_cuda() -> str:
     import torch
 
     build = f"torch {torch.__version__}"
-    if _is_cpu_build():
+    if is_cpu_build():
         return f"{build} is a CPU-only build; install one for CUDA (https://pytorch.org/get-started/locally), or use"
     try:
         with NvmlSession.open() as session:

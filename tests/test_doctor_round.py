@@ -241,9 +241,9 @@ def test_a_training_step_proves_that_the_processor_trains(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("fault", ["another loss", "no change"])
 def test_a_device_that_computes_something_else_fails(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = trials._two_losses
+    true = trials.losses_around_step
     wrong = (lambda *given: (0.1, 0.05)) if fault == "another loss" else (lambda *given: (true(*given)[0],) * 2)
-    monkeypatch.setattr(trials, "_two_losses", wrong)
+    monkeypatch.setattr(trials, "losses_around_step", wrong)
     with pytest.raises(RuntimeError, match=r"its loss is 0\.1,|trained nothing"):
         trials.step_on_device("cpu")
 

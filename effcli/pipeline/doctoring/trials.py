@@ -11,7 +11,7 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from effcli.devices import activate, resolve_device
+from effcli.devices import activate, is_cpu_build, resolve_device
 from effcli.errors import DeviceError, first_line
 from effcli.optim import registry
 
@@ -45,7 +45,7 @@ def _why_none(said: list[str]) -> str:
     """Return the first line of what torch has against using CUDA; empty for a build without it."""
     import torch
 
-    if torch.version.cuda is None and torch.version.hip is None:
+    if is_cpu_build():
         return ""
     if said:
         return said[0].strip().splitlines()[0]
@@ -92,7 +92,7 @@ def step_on_device(device: str) -> dict[str, Any]:
     )
     rows, labels = torch.rand(_ROWS, _WIDTH), torch.arange(_ROWS) % _LABELS
     expected = float(torch.nn.functional.cross_entropy(model(rows), labels).detach())
-    losses = _two_losses(model.to(chosen), rows.to(chosen), labels.to(chosen))
+    losses = losses_around_step(model.to(chosen), rows.to(chosen), labels.to(chosen))
     if not math.isclose(losses[0], expected, rel_tol=_SAME_LOSS):
         raise RuntimeError(f"its loss is {losses[0]:.6g}, where a processor computes {expected:.6g}")
     if not math.isfinite(losses[1]) or losses[1] == losses[0]:
@@ -100,7 +100,7 @@ def step_on_device(device: str) -> dict[str, Any]:
     return {"device": str(chosen), "name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None}
 
 
-def _two_losses(model: torch.nn.Module, rows: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+def losses_around_step(model: torch.nn.Module, rows: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
     """Return the loss before and after one step of AdamW."""
     import torch
 
