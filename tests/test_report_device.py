@@ -23,9 +23,10 @@ from effcli.report.charts.names import names_of
 from effcli.report.comparison import render_comparison
 from effcli.report.csv_rows import csv_text
 from effcli.report.device_rows import CUBLAS
+from effcli.report.headline import headline
 from effcli.report.page import write_page
 from effcli.report.page.device import device_notes, device_table, measured_phase_table
-from effcli.report.page.tables import memory_table
+from effcli.report.page.tables import memory_table, phase_table
 from effcli.report.tables import render_run
 from effcli.trace.kinds import LIBRARY
 from tests import comparisons, cuda_records, watched
@@ -400,6 +401,20 @@ def test_each_run_is_a_row_of_bytes_with_empty_cells_for_what_is_unknown() -> No
     assert rows["whole"]["predicted_process_bytes"] == str(16_600 * MIB + cuda_records.CONTEXT)
     on_cpu = next(csv.DictReader(io.StringIO(csv_text(comparisons.three()))))
     assert [on_cpu[key] for key in (*amounts, "predicted_peak_reserved_bytes", "predicted_process_bytes")] == [""] * 6
+
+
+def test_a_plan_of_updates_stands_beside_what_updates_took_wherever_the_two_are_compared(tmp_path: Path) -> None:
+    record = comparisons.comparison([cuda_records.ALL["highest in the evaluation"]()])
+    (cells,) = csv.DictReader(io.StringIO(csv_text(record)))
+    assert cells["peak_allocated_bytes"] == str(15_900 * MIB)
+    assert cells["update_peak_allocated_bytes"] == str(15_006 * MIB)
+    assert cells["update_peak_reserved_bytes"] == str(16_726 * MIB)
+    assert headline(names_of(record)).endswith("and peaked at 15.53 GiB.")  # with an evaluation, which is not predicted
+    assert headline(names_of(comparisons.comparison([cuda_records.completed()]))).endswith(
+        "and peaked at 14.65 GiB (14.59 GiB predicted)."
+    )
+    (last,) = re.findall(r"<td>([^<]*)</td></tr>", phase_table(names_of(record)))
+    assert last == "14.65 GiB"
 
 
 def test_the_page_shows_the_device_and_says_what_its_numbers_are(tmp_path: Path) -> None:

@@ -54,8 +54,10 @@ class Summary(Fact):
 
     `status` and `failure` are those of the first seed that did not end well, where there is one. `final_loss` is the
     training loss of the last update. `ratios` hold each amount of `COMPARED` divided by that of the
-    first name, and `spread` those of several seeds, where they are finite. Amounts from `predicted_peak_reserved_bytes`
-    to `peak_device_bytes` are those of runs on CUDA: torch's allocator, and the driver's samples.
+    first name, and `spread` those of several seeds, where they are finite. Peaks of `update_peak_..` are those of
+    updates, which is what is predicted; the peak of a whole run may be that of an evaluation. Amounts from
+    `predicted_peak_reserved_bytes` to `peak_device_bytes` are those of runs on CUDA: torch's allocator, and the
+    driver's samples.
     """
 
     name: str
@@ -66,9 +68,11 @@ class Summary(Fact):
     measured_state_bytes: int | None = None
     predicted_peak_allocated_bytes: int | None = None
     peak_allocated_bytes: int | None = None
+    update_peak_allocated_bytes: int | None = None
     peak_rss_bytes: int | None = None
     predicted_peak_reserved_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    update_peak_reserved_bytes: int | None = None
     peak_context_bytes: int | None = None
     predicted_process_bytes: int | None = None
     peak_process_bytes: int | None = None
@@ -148,9 +152,11 @@ _BYTES: Mapping[str, Callable[[RunRecord], int | None]] = {
     "measured_state_bytes": lambda run: run.measured.optimizer_state_bytes if run.measured else None,
     "predicted_peak_allocated_bytes": lambda run: run.comparable_planned_peak_bytes,
     "peak_allocated_bytes": lambda run: run.measured.peak_allocated_bytes if run.measured else None,
+    "update_peak_allocated_bytes": lambda run: run.measured.update_peak_allocated_bytes if run.measured else None,
     "peak_rss_bytes": lambda run: run.measured.peak_rss_bytes if run.measured else None,
     "predicted_peak_reserved_bytes": _planned_on_cuda("peak_reserved_bytes"),
     "peak_reserved_bytes": _reserved,
+    "update_peak_reserved_bytes": lambda run: run.measured.update_peak_reserved_bytes if run.measured else None,
     "peak_context_bytes": _sampled("context"),
     "predicted_process_bytes": _planned_on_cuda("device_total_bytes"),
     "peak_process_bytes": _sampled("process"),

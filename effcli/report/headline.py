@@ -116,7 +116,8 @@ def _state_bytes(named: Named) -> int:
 def _peak(named: Named) -> str:
     line = named.summary
     if line.peak_allocated_bytes is not None:
-        beside = line.predicted_peak_allocated_bytes
+        is_planned = line.update_peak_allocated_bytes == line.peak_allocated_bytes
+        beside = line.predicted_peak_allocated_bytes if is_planned else None
         return f" and peaked at {amount(line.peak_allocated_bytes)}" + (
             f" ({amount(beside)} predicted)" if beside is not None else ""
         )

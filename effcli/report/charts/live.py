@@ -151,7 +151,7 @@ def _measured(rows: Rows, num_bytes: int, unit: int, ink: str) -> Any:
     import altair as alt
 
     line = alt.Chart(rows.add([{"total": num_bytes / unit, "amount": format_bytes(num_bytes)}]))
-    told = alt.Tooltip("amount:N", title="measured peak")
+    told = alt.Tooltip("amount:N", title="measured peak of updates")
     return line.mark_rule(color=ink, strokeDash=[5, 3], opacity=0.8).encode(y="total:Q", tooltip=told)
 
 

@@ -135,7 +135,7 @@ def _tradeoff(names: Sequence[Named]) -> Section:
 
 
 class _Planned(NamedTuple):
-    """A run whose plan has a timeline, and the measured peak in bytes where there is one."""
+    """A run whose plan has a timeline, and the measured peak of updates in bytes where there is one."""
 
     named: Named
     run: RunRecord
@@ -147,7 +147,7 @@ def _timelines(names: Sequence[Named]) -> Section:
     """Return a chart of live bytes for each name with a traced plan, all to one scale."""
     title = "Live bytes over an update, as planned"
     shown = [
-        _Planned(named, run, plan, run.measured.peak_allocated_bytes if run.measured else None)
+        _Planned(named, run, plan, run.measured.update_peak_allocated_bytes if run.measured else None)
         for named in names
         if (run := named.run) is not None and (plan := run.optimizer.plan) is not None and plan.timeline
     ]
@@ -169,7 +169,7 @@ def _timelines(names: Sequence[Named]) -> Section:
 
 
 def _about_timelines(shown: Sequence[_Planned]) -> Iterable[str]:
-    yield "Moments in order, not to scale of time. Dashed: the measured peak."
+    yield "Moments in order, not to scale of time. Dashed: the measured peak of updates."
     if any(measured_live(planned.run) for planned in shown):
         yield (
             "The line is what one update held, as measured. Its moments are others than those of the plan: its heights"

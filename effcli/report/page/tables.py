@@ -156,7 +156,7 @@ def evaluation_table(names: Sequence[Named]) -> str:
 
 
 def phase_table(names: Sequence[Named]) -> str:
-    """Return the planned peak of each phase of a later update, and what was measured for which batch."""
+    """Return the planned peak of each phase of a later update beside the measured peak, which is that of updates."""
     head = _head("optimizer", "forward", "backward", "step", "peak planned", "planned as profiled", "peak measured")
     rows = []
     for named in names:
@@ -173,7 +173,7 @@ def phase_table(names: Sequence[Named]) -> str:
                 *(amount(phase.total_bytes if phase else None) for phase in phases),
                 amount(plan.peak_allocated_bytes),
                 amount(profiled.planned_peak_allocated_bytes if profiled else None),
-                amount(measured.peak_allocated_bytes if measured else None),
+                amount(measured.update_peak_allocated_bytes if measured else None),
             )
         )
     return _boxed("Peaks by phase", f"{head}<tbody>{''.join(rows)}</tbody>") if rows else ""
