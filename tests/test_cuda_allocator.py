@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,6 +176,29 @@ def test_what_other_watchers_take_around_a_step_is_not_the_steps() -> None:
     set_gradients(model)
     optimizer.step()
     assert steps.change_bytes == 0
+
+
+def test_garbage_that_lies_about_is_not_collected_during_the_step(optimizer: torch.optim.Optimizer) -> None:
+    def look(*ignored: object) -> None:
+        assert not gc.isenabled()
+
+    steps = first_steps(LiveTensors(), optimizer)
+    optimizer.register_step_pre_hook(look)
+    optimizer.step()
+    assert gc.isenabled()
+    assert steps.change_bytes == F1_ADAMW
+
+
+def test_a_step_that_fails_leaves_the_collector_as_it_was(optimizer: torch.optim.Optimizer) -> None:
+    def fail(*ignored: object) -> None:
+        raise RuntimeError
+
+    steps = first_steps(LiveTensors(), optimizer)
+    optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    steps.detach()
+    assert gc.isenabled()
 
 
 def test_a_step_that_calls_that_of_its_base_is_one() -> None:

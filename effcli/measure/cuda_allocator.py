@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from effcli.errors import kind_and_line
 from effcli.measure.device_record import AllocatorFacts, Doing, PhasePeak
 
 if TYPE_CHECKING:
@@ -166,12 +168,31 @@ class AllocatorPhases:
         self._counters.reset_peaks()
 
 
+class _Collector:
+    """Python's garbage collector, which frees tensors at moments of its own."""
+
+    def __init__(self) -> None:
+        self._waits = False
+
+    def wait(self) -> None:
+        """Let nothing be collected until it may go on."""
+        self._waits = self._waits or gc.isenabled()
+        gc.disable()
+
+    def go_on(self) -> None:
+        """Let it work again, if it did so before."""
+        if self._waits:
+            self._waits = False
+            gc.enable()
+
+
 class FirstSteps:
     """Reads by how many bytes the allocated rise around the first step of an optimizer, which makes its state.
 
     Bitsandbytes' paged optimizers keep it in managed memory, outside the allocator: two steps are taken together
     there, since all of it is in its place only then. A step that the fp16 scaler skips is none. The change has what
-    the step leaves behind beside state, and nothing of what it frees before it ends.
+    the step leaves behind beside state, and nothing of what it frees before it ends. Python's garbage collector waits
+    meanwhile: what it would free has nothing to do with the step.
 
     Hooks run in the order in which they were registered: make this before, and `arm` it after, all others that hold
     device memory.
@@ -180,6 +201,7 @@ class FirstSteps:
     def __init__(self, counters: Counters, optimizer: torch.optim.Optimizer, *, is_resumed: bool) -> None:
         self._counters, self._optimizer = counters, optimizer
         self._wanted = 2 if getattr(optimizer, "is_paged", False) else 1
+        self._collector = _Collector()
         self._depth = self._done = self._change_bytes = self._before_bytes = 0
         self._reason = "the state was loaded with a checkpoint" if is_resumed else None
         self._handles = [optimizer.register_step_post_hook(self._after_step)] if not is_resumed else []
@@ -203,6 +225,7 @@ class FirstSteps:
 
     def detach(self) -> None:
         """Take the hooks off; what was read stays. May be called more than once."""
+        self._collector.go_on()
         while self._handles:
             self._handles.pop().remove()
 
@@ -212,6 +235,7 @@ class FirstSteps:
             return
         if not self._done and optimizer.state:
             self._reason = "the optimizer had its state, or a part of it, before its first step"
+        self._collector.wait()
         self._before_bytes = self._counters.read().allocated_bytes
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -219,6 +243,7 @@ class FirstSteps:
         if self._depth or self._is_over:
             return
         self._change_bytes += self._counters.read().allocated_bytes - self._before_bytes
+        self._collector.go_on()
         self._done += 1
 
     @property
@@ -248,6 +273,8 @@ def allocator_facts(counters: Counters, phases: AllocatorPhases, first_steps: Fi
 
 def _workspaces(counters: Counters) -> tuple[int | None, str | None]:
     """Return the bytes that cuBLAS works in, or None and the reason."""
+    collector = _Collector()
+    collector.wait()
     try:
         before_bytes = counters.read().allocated_bytes
         counters.clear_workspaces()
@@ -255,7 +282,9 @@ def _workspaces(counters: Counters) -> tuple[int | None, str | None]:
     except AttributeError:
         return None, "this build of torch does not tell the workspaces of cuBLAS apart"
     except Exception as error:  # whatever CUDA says after a failure
-        return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return None, kind_and_line(error)
+    finally:
+        collector.go_on()
     return before_bytes - after_bytes, None
 
 
