@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effcli.nvml.answers import CardIdentity
+from effcli.nvml.names import matching
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards, find_card
-from effcli.nvml.visible import check_listing, read_listing, visible_cards
+from effcli.nvml.visible import check_listing, read_listing
 from tests.nvml.standin import Driver
 
 # CUDA would count the H100 first, the driver counts it last. Two identifiers begin alike.
@@ -160,8 +162,14 @@ def identities(script: str, driver: Driver) -> tuple[CardIdentity, ...]:
         return cards(session)
 
 
+def shown(text: str, known: Sequence[CardIdentity]) -> list[str]:
+    """Return the identifiers of the cards that are left of a list."""
+    by_number = {str(card.index): card.uuid for card in known if card.index is not None}
+    entries = check_listing(read_listing(text), known).entries
+    return [by_number[entry] if entry in by_number else matching(entry, known)[0].uuid for entry in entries]
+
+
 SHOWN = [
-    (None, [T4, A100, H100]),
     ("", []),
     ("-1", []),
     ("0", [T4]),
@@ -190,10 +198,8 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("text", "expected"), SHOWN)
-def test_the_cards_that_are_shown_are_those_of_the_guide(text: str | None, expected: list[str], driver: Driver) -> None:
-    known = identities(THREE, driver)
-    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if text is None else {"CUDA_VISIBLE_DEVICES": text})
-    assert [card.uuid for card in visible_cards(known, environment)] == expected
+def test_the_cards_that_are_shown_are_those_of_the_guide(text: str, expected: list[str], driver: Driver) -> None:
+    assert shown(text, identities(THREE, driver)) == expected
 
 
 def as_torch_has_it(text: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -206,7 +212,7 @@ def as_torch_has_it(text: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return [known[index] for index in listed[:valid]]
 
 
-@pytest.mark.parametrize(("text", "expected"), [case for case in SHOWN if case[0] is not None])
+@pytest.mark.parametrize(("text", "expected"), SHOWN)
 def test_torch_reads_the_variable_likewise(text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_torch_has_it(text, monkeypatch) == expected
 
@@ -241,7 +247,7 @@ def test_torch_reads_any_list_likewise(text: str) -> None:
     known = [CardIdentity(uuid=uuid, name="a card", index=index) for index, uuid in enumerate((T4, A100, H100))]
     with pytest.MonkeyPatch.context() as patch:
         expected = as_torch_has_it(text, patch)
-    assert [card.uuid for card in visible_cards(known, {"CUDA_VISIBLE_DEVICES": text})] == expected
+    assert shown(text, known) == expected
 
 
 @pytest.mark.parametrize(
@@ -264,44 +270,19 @@ def test_a_list_of_which_nothing_is_left_out_has_no_reason(driver: Driver) -> No
     assert check_listing(read_listing("2,0"), identities(THREE, driver)).stopped is None
 
 
-@pytest.mark.parametrize("environment", [{}, {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
-def test_numbers_of_different_cards_are_known_to_cuda_alone(environment: dict[str, str], driver: Driver) -> None:
-    with pytest.raises(NvmlUnavailableError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        visible_cards(identities(THREE, driver), environment)
-
-
-def test_numbers_of_equal_cards_are_those_of_the_bus(driver: Driver) -> None:
-    known = identities(
-        THREE.replace("Tesla T4", "NVIDIA A100-SXM4-40GB").replace("H100 80GB HBM3", "A100-SXM4-40GB"), driver
-    )
-    assert [card.uuid for card in visible_cards(known, {"CUDA_VISIBLE_DEVICES": "2,0"})] == [H100, T4]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(SMALL, [SMALL]), ("MIG-cccc0002", [LARGE]), (OLDER, [LARGE]), (T4, [T4]), ("MIG-cccc", []), ("MIG-dddd", [])],
 )
 def test_instances_are_shown_by_name(text: str, expected: list[str], driver: Driver) -> None:
-    known = identities(DIVIDED, driver)
-    assert [card.uuid for card in visible_cards(known, {"CUDA_VISIBLE_DEVICES": text})] == expected
+    assert shown(text, identities(DIVIDED, driver)) == expected
 
 
-@pytest.mark.parametrize("text", [None, "0", "1", A100, f"{SMALL},{LARGE}"])
-def test_divided_cards_that_are_not_named_by_an_instance_are_known_to_cuda_alone(
-    text: str | None, driver: Driver
-) -> None:
-    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if text is None else {"CUDA_VISIBLE_DEVICES": text})
-    with pytest.raises(NvmlUnavailableError, match="MIG"):
-        visible_cards(identities(DIVIDED, driver), environment)
+@pytest.mark.parametrize("text", ["0", H100])
+def test_no_cards_show_nothing(text: str) -> None:
+    assert shown(text, ()) == []
 
 
-def test_no_cards_show_nothing() -> None:
-    assert visible_cards((), {}) == ()
-    assert visible_cards((), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
-
-
-def test_a_card_that_cannot_be_opened_may_or_may_not_count(driver: Driver) -> None:
+def test_a_list_names_other_cards_than_one_that_cannot_be_opened(driver: Driver) -> None:
     known = identities(THREE + f"\nfail nvmlDeviceGetUUID 15 on {T4}", driver)
-    with pytest.raises(NvmlUnavailableError, match="can't open"):
-        visible_cards(known, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"})
-    assert [card.uuid for card in visible_cards(known, {"CUDA_VISIBLE_DEVICES": H100})] == [H100]
+    assert shown(H100, known) == [H100]

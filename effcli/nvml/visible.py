@@ -7,19 +7,15 @@ identifiers; CUDA stops at the first entry that is no such device; a device that
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from effcli.nvml.answers import CardIdentity
-from effcli.nvml.failures import NvmlUnavailableError
 from effcli.nvml.names import matching, readable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
-
-_DIVIDED = f"a card is divided into MIG instances: {VISIBLE} has to name one of them"
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
@@ -63,33 +59,6 @@ def check_listing(listing: Listing, cards: Sequence[CardIdentity]) -> Listing:
     return listing
 
 
-def visible_cards(
-    cards: Sequence[CardIdentity], environment: Mapping[str, str] | None = None
-) -> tuple[CardIdentity, ...]:
-    """Return the cards that CUDA shows, in its order: `cuda:0` first. `cards` are all, in the driver's order.
-
-    `environment` is this process's where it is not given; CUDA reads it once, when it is first used.
-
-    Raises:
-        NvmlUnavailableError: only CUDA itself knows: cards are counted that differ, so that CUDA counts from the
-            fastest on, or that the driver can't open; or a card is divided and its instance is not named.
-    """
-    variables = os.environ if environment is None else environment
-    text = variables.get(VISIBLE)
-    everything = tuple(str(card.index) for card in cards if card.index is not None)
-    entries = everything if text is None else check_listing(read_listing(text), cards).entries
-    if not entries:
-        return ()
-    chosen = tuple(_fitting(entry, cards)[0] for entry in entries)
-    if _number(entries[0]):
-        _check_counting(cards, variables.get(ORDER))
-    elif any(card.mig_enabled for card in chosen):
-        raise NvmlUnavailableError(_DIVIDED)
-    if len(chosen) > 1 and chosen[0].parent_uuid is not None:
-        raise NvmlUnavailableError(f"{VISIBLE} names several MIG instances, of which most drivers show the first only")
-    return chosen
-
-
 def _number(entry: str) -> str:
     """Return the number that an entry begins with, as CUDA reads it ("1gpu2" is 1); empty where it begins with none."""
     number = _NUMBER.match(entry.strip())
@@ -97,20 +66,7 @@ def _number(entry: str) -> str:
 
 
 def _fitting(entry: str, cards: Sequence[CardIdentity]) -> list[CardIdentity]:
-    """Return the cards that an entry stands for; a number counts them in the driver's order."""
-    if _number(entry):
-        return [card for card in cards if card.index is not None and str(card.index) == _number(entry)]
+    """Return the cards that an entry of a listing stands for; a number counts them in the driver's order."""
+    if entry.isdecimal():
+        return [card for card in cards if card.index == int(entry)]
     return matching(entry, cards)
-
-
-def _check_counting(cards: Sequence[CardIdentity], order: str | None) -> None:
-    """Raise unless CUDA counts the cards as the driver does; equal cards are taken to stay in the order of the bus."""
-    if any(card.unreadable for card in cards):
-        raise NvmlUnavailableError("the driver can't open a card, and whether CUDA counts it is not known")
-    if any(card.mig_enabled for card in cards):
-        raise NvmlUnavailableError(_DIVIDED)
-    if order != "PCI_BUS_ID" and len({card.name for card in cards if card.index is not None}) > 1:
-        raise NvmlUnavailableError(
-            f"the cards differ, and CUDA counts them from the fastest on; with {ORDER}=PCI_BUS_ID it counts as the "
-            "driver does"
-        )
