@@ -2,9 +2,9 @@
 
     python tests/bench/sampler.py [--seconds 20] [--pairs 20]
 
-With an NVIDIA driver it is the driver that is asked, about the first card; else a stand-in, whose answers cost next to
-nothing, so that what is left is ours and pynvml's. Updates are made in turns with and without the sampler, in one
-process, and compared pair by pair.
+With an NVIDIA driver it is the driver that is asked, about the card that torch uses (without CUDA, about the first);
+else a stand-in, whose answers cost next to nothing, so that what is left is ours and pynvml's. Updates are made in
+turns with and without the sampler, in one process, and compared pair by pair.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,40 +25,40 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from effcli.devices import card_names
 from effcli.measure.card_readings import opened
 from effcli.measure.cuda_allocator import AllocatorPhases, Counters, TorchCounters
 from effcli.measure.device_monitor import CudaDevice
 from effcli.measure.sampler import Sampler
-from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
+from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards, find_card
 from effcli.spec import RunSpec
+from tests.nvml.standin import Driver, built
 from tests.watched import CARD, MIB, FakeCounters
 
-SOURCE = Path(__file__).parents[1] / "nvml" / "standin.c"
 UPDATES = 25
 """Updates of one turn: some seconds, many samples."""
 
 
 def use_stand_in(folder: Path) -> None:
     """Put the stand-in in the place of the driver's library."""
-    library = folder / "libnvidia-ml.so.1"
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
+    library = built(folder)
+    if library is None:
         raise SystemExit("neither an NVIDIA driver nor a C compiler for its stand-in")
-    options = ["-O1", "-shared", "-fPIC", "-DSTANDIN_AGE=0", "-o", str(library), str(SOURCE), "-lpthread"]
-    subprocess.run([compiler, *options], check=True)
-    script = folder / "driver.txt"
+    stand_in = Driver(folder, library)
     others = [f"process {pid} {500 * MIB}" for pid in range(100_000, 100_020)]
     lines = [f"card {CARD} NVIDIA A10", f"memory {24_000 * MIB} {18_000 * MIB} 0", *others, f"process self {900 * MIB}"]
-    script.write_text("\n".join(lines))
-    os.environ |= {"NVML_STANDIN_SCRIPT": str(script), "NVML_STANDIN_LOG": str(folder / "log")}
+    stand_in.play("\n".join(lines))
+    os.environ |= stand_in.variables()
     pynvml.nvmlLib = ctypes.CDLL(str(library))
 
 
-def first_card(folder: Path) -> tuple[str, str]:
+def asked_card(folder: Path, device: torch.device) -> tuple[str, str]:
     """Return the identifier of the card that is asked about, and in words who answers."""
     try:
         with NvmlSession.open() as session:
-            return cards(session)[0].uuid, f"the driver {session.driver_version}"
+            is_cuda = device.type == "cuda"
+            card = find_card(session, card_names(device)).identity if is_cuda else cards(session)[0]
+            return card.uuid, f"the driver {session.driver_version}"
     except (NvmlUnavailableError, IndexError):
         use_stand_in(folder)
         return CARD, "the stand-in"
@@ -167,7 +165,7 @@ def main() -> None:
     torch_device = torch.device("cuda", 0) if has_cuda else torch.device("cpu")
     counters: Counters = TorchCounters(torch_device) if has_cuda else FakeCounters(600 * MIB, 800 * MIB)
     with tempfile.TemporaryDirectory() as folder:
-        uuid, who = first_card(Path(folder))
+        uuid, who = asked_card(Path(folder), torch_device)
         device = CudaDevice(counters=counters, card_names=lambda: (uuid,), has_context=lambda: True)
         print(f"asked: {who}")
         for seconds_between in (interval_s, interval_s / 10):

@@ -89,18 +89,26 @@ class Driver:
         return {"NVML_STANDIN_SCRIPT": str(self._script), "NVML_STANDIN_LOG": str(self._log)}
 
 
+def built(folder: Path, age: Age = "new") -> Path | None:
+    """Compile the stand-in and return the library; None where there is no C compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return None
+    library = folder / "libnvidia-ml.so.1"
+    options = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", f"-DSTANDIN_AGE={AGES.index(age)}"]
+    subprocess.run([compiler, *options, "-o", str(library), str(SOURCE), "-lpthread"], check=True)
+    return library
+
+
 @pytest.fixture(scope="session")
 def compiled_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Age], Path]:
     """A function that returns the library of an age, compiled at its first call."""
 
     @cache
     def compiled(age: Age) -> Path:
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        if compiler is None:
+        library = built(tmp_path_factory.mktemp(f"driver-{age}"), age)
+        if library is None:
             pytest.skip("no C compiler for the stand-in of the driver library")
-        library = tmp_path_factory.mktemp(f"driver-{age}") / "libnvidia-ml.so.1"
-        options = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", f"-DSTANDIN_AGE={AGES.index(age)}"]
-        subprocess.run([compiler, *options, "-o", str(library), str(SOURCE), "-lpthread"], check=True)
         return library
 
     return compiled
