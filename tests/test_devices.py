@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from effcli import hidden_devices
 from effcli.devices import activate, card_names, check_precision, resolve_device
 from effcli.errors import DeviceError
-from effcli.hidden_devices import environment_with_all_devices
+from effcli.hidden_devices import environment_with_all_devices, show_all_devices
 from effcli.nvml.session import NvmlSession, find_card
 from tests.nvml.standin import Driver
 from tests.test_nvml_cards import A100, H100, LARGE, SMALL, T4, THREE
@@ -59,12 +59,11 @@ class Cuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     """A build of torch for CUDA 12.8 on a machine with three cards; the variables are put back afterwards."""
     made = Cuda()
     monkeypatch.setenv(VISIBLE, "")  # so that it is put back
     monkeypatch.delenv(VISIBLE)
-    monkeypatch.setattr(hidden_devices, "_hiding", None)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: made.shown is not None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(made.start()))
@@ -73,7 +72,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: made.properties(device).name)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
     monkeypatch.setattr(torch.cuda, "set_device", made.set_device)
-    return made
+    show_all_devices()
+    yield made
+    show_all_devices()
 
 
 def chosen(name: str, cuda: Cuda) -> str:
