@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from effcli.errors import UnreachableError, UsageError, chain
+from effcli.masking import masked
 
 PROBE_TIMEOUT_S = 2.0
 OFFLINE = "HF_HUB_OFFLINE"
@@ -22,9 +23,14 @@ def go_offline_if_unreachable() -> bool:
     """Return whether the hub can be asked; where it cannot be connected to, make the hub library use its cache alone.
 
     Without this, huggingface_hub (2.4) retries every file for more than 20 seconds when there is no network.
+
+    Raises:
+        UsageError: `HF_ENDPOINT` is no address.
     """
     if is_offline():
         return False
+    if not is_address(endpoint()):
+        raise UsageError(f"{not_an_address()}; unset {ENDPOINT}")
     if proxy_variable() is not None:
         return True  # the proxy resolves the name, so a direct connection proves nothing
     try:
@@ -51,6 +57,21 @@ def proxy_variable() -> str | None:
 def endpoint() -> str:
     """Return the address of the hub, which `HF_ENDPOINT` may change."""
     return os.environ.get(ENDPOINT, DEFAULT_ENDPOINT)
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address at which a hub can be looked for."""
+    try:
+        parts = urlsplit(text)
+        host = (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed, an empty part of a name
+        return False
+
+
+def not_an_address() -> str:
+    """Return in words that the address of the hub is none, without what is secret in it."""
+    return f"{ENDPOINT} is '{masked(endpoint())}', which is no address such as {DEFAULT_ENDPOINT}"
 
 
 def connect() -> None:

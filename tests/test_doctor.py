@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,3 +328,57 @@ def test_a_card_that_is_lost_while_it_is_looked_at_is_told(cards: Driver, play: 
     assert t4.total.last_bytes == 15 * GIB
     assert h100.total.last_bytes is None
     assert "lost" in (h100.total.reason or "")
+
+
+@pytest.mark.parametrize("entry", ["7", "7,0", "GPU-unknown"])
+def test_a_variable_that_names_no_card_here_hides_all_and_is_the_one_problem(
+    entry: str, cards: Driver, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards.play(THREE_CARDS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", entry)
+    play(torch={"answer": cuda_build(why_none="no CUDA-capable device is detected")})
+    record = examined()
+    assert [check.name for check in record.problems] == ["visible"]
+    assert line(record, "torch").remedy == "unset CUDA_VISIBLE_DEVICES"
+    assert all("hidden by CUDA_VISIBLE_DEVICES" in check.text for check in lines(record, "card"))
+
+
+def test_a_driver_that_no_torch_runs_with_is_to_be_updated_once(cards: Driver, play: Play) -> None:
+    cards.play(f"cuda 11040\n{THREE_CARDS}")
+    play(torch={"answer": cuda_build(why_none="The NVIDIA driver on your system is too old")})
+    assert line(examined(), "torch").remedy == "update the NVIDIA driver: no torch that effcli needs runs with it"
+
+
+@pytest.mark.parametrize("content", ["raise ImportError('half of it is missing')", "from_another_package = True"])
+def test_a_binding_that_does_not_work_is_mended_by_pip_and_not_by_another_driver(
+    content: str, tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.delitem(WELL, "driver")
+    play()
+    check = line(examined(), "driver")
+    assert check.status == "problem"
+    assert check.remedy.startswith("pip install")
+    assert check.remedy.endswith("--force-reinstall")
+    assert "pip" not in check.text
+
+
+@pytest.mark.parametrize(
+    ("failure", "beside_cards", "remedy"),
+    [
+        ("its process was killed by signal 6 (Aborted)", False, "pip install --force-reinstall"),
+        ("its process was killed by signal 6 (Aborted)", True, "look at what nvidia-smi"),
+        ("gave no answer within 90 s", False, "look at what nvidia-smi"),
+        ("ImportError: libcudnn.so.9: cannot open shared object file", True, "pip install --force-reinstall"),
+    ],
+)
+def test_torch_and_the_device_are_mended_in_the_same_way_where_torch_fails(
+    failure: str, beside_cards: bool, remedy: str, cards: Driver, play: Play
+) -> None:
+    cards.play(THREE_CARDS if beside_cards else "")
+    play(torch={"error": failure}, step={"error": failure})
+    record = examined()
+    assert line(record, "torch").remedy.startswith(remedy)
+    assert line(record, "device").remedy == line(record, "torch").remedy

@@ -18,11 +18,13 @@ import pytest
 from rich.console import Console
 
 from effcli import main_memory
-from effcli.errors import DeviceError
+from effcli.errors import DeviceError, UsageError
+from effcli.hub import go_offline_if_unreachable
 from effcli.masking import MASK
 from effcli.measure.doctor_record import Check, DoctorRecord
 from effcli.pipeline.doctoring import asking, examine, installed, machine, trials
 from effcli.pipeline.doctoring.asking import Asked
+from effcli.pipeline.doctoring.disk import check_disk
 from effcli.pipeline.doctoring.hub_reach import check_cache, check_hub
 from effcli.report.doctor import render_doctor
 from tests.commands import effcli
@@ -267,7 +269,7 @@ def test_a_hub_that_answers_is_well(online: pytest.MonkeyPatch, server: int) -> 
     online.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server}")
     (check,) = check_hub()
     assert check.status == "ok"
-    assert f"http://127.0.0.1:{server} answers" in check.text
+    assert f"http://127.0.0.1:{server} takes connections" in check.text
     assert "no token" in check.text
     online.setenv("HF_TOKEN", TOKEN)
     assert "a token is there" in check_hub()[0].text
@@ -287,12 +289,34 @@ def test_a_hub_out_of_reach_is_a_note_and_a_chosen_one_a_problem(online: pytest.
     assert "unset HF_ENDPOINT" in chosen.remedy
 
 
-@pytest.mark.parametrize("address", ["mirror.example", "", "ftp://x", "http://host:port", "http://[::1"])
+@pytest.mark.parametrize(
+    "address", ["mirror.example", "", "ftp://x", "http://host:port", "http://[::1", "http://a..b", "http://x:99999"]
+)
 def test_an_endpoint_that_is_no_address_is_a_problem(address: str, online: pytest.MonkeyPatch) -> None:
     online.setenv("HF_ENDPOINT", address)
     (check,) = check_hub()
     assert check.status == "problem"
     assert check.remedy == "unset HF_ENDPOINT"
+    with pytest.raises(UsageError, match="HF_ENDPOINT"):  # what a run that needs the hub says of it
+        go_offline_if_unreachable()
+
+
+def test_a_token_that_cannot_be_read_is_a_problem_of_the_hub(online: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    online.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path))
+    (check,) = check_hub()
+    assert check.status == "problem"
+    assert "the token's file cannot be read: IsADirectoryError" in check.text
+    assert "HF_TOKEN_PATH" in check.remedy
+
+
+def test_a_link_that_leads_nowhere_is_no_place_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "runs")
+    (tmp_path / "hub").symlink_to("/nowhere/at/all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", "~nobody-of-this-name/data")
+    assert check_disk()[0].status == "problem"
+    assert [check.status for check in check_cache()] == ["problem", "ok"]
 
 
 def test_an_offline_hub_and_a_proxy_are_notes(online: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ main()
 """
 """Finds modules where this process does. Its arguments: the question, what belongs to it as JSON, seconds to live."""
 ANSWER, ERROR, DETAILS = "answer", "error", "details"
+LATE = "gave no answer"
+"""How the failure of a process begins that took too long."""
 
 _REAPED_WITHIN_S = 2.0
 """A process that waits for a driver may not even end when it is killed; nobody waits for it then."""
@@ -88,7 +90,7 @@ class Asked:
             return Reply(answer=said[ANSWER], details=complaint)
         if ERROR in said:
             return Reply(failure=str(said[ERROR]), details=str(said.get(DETAILS, "")))
-        fate = f"gave no answer within {self._limit_s:g} s" if late else _fate(self._process.returncode)
+        fate = f"{LATE} within {self._limit_s:g} s" if late else _fate(self._process.returncode)
         return Reply(failure=fate + _last_words(complaint), details=complaint)
 
     def _end(self) -> None:

@@ -108,10 +108,10 @@ def _free(total: Answer, used: Answer, kept: Answer) -> Answer:
     return Answer(num_bytes=max(0, total.num_bytes - used.num_bytes - (kept.num_bytes or 0)))
 
 
-def check_cards(cards: Sequence[CardFacts]) -> Checks:
+def check_cards(cards: Sequence[CardFacts], driver: DriverFacts) -> Checks:
     """Return a line about each card and MIG instance."""
     torch_sees = any(card.device for card in cards)
-    hidden = VISIBLE in os.environ and (torch_sees or hides_all())
+    hidden = VISIBLE in os.environ and (torch_sees or hides_all(driver))
     parents = {card.parent_uuid for card in cards}
     return tuple(
         _divided(card, card.uuid in parents)

@@ -28,8 +28,8 @@ def check_disk() -> Checks:
 
 
 def existing(path: Path) -> Path:
-    """Return the folder itself, or the nearest one above it that exists."""
-    return next((folder for folder in (path, *path.parents) if folder.exists()), Path(path.anchor or "."))
+    """Return the folder itself, or the nearest one above it that exists; a link that leads nowhere is in its way."""
+    return next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path(path.anchor or "."))
 
 
 def is_writable(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from effcli.measure.doctor_record import Check
 from effcli.nvml.answers import Answer, CardIdentity, CardReading
-from effcli.nvml.failures import NvmlReturn, NvmlUnavailableError, code_of
+from effcli.nvml.failures import NO_PACKAGE, OLD_PACKAGE, NvmlReturn, NvmlUnavailableError, code_of
 from effcli.nvml.session import NvmlSession, cards, find_card
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
@@ -136,8 +136,10 @@ def check_driver(facts: DriverFacts) -> Checks:
 
 
 def _not_answering(facts: DriverFacts) -> Check:
-    if installed("nvidia-ml-py") is None:
-        return problem("driver", f"n/a: {facts.reason}", pip_install("nvidia-ml-py"))
+    if facts.reason in (NO_PACKAGE, OLD_PACKAGE):
+        why, _, _ = facts.reason.partition("; pip ")
+        broken = why if installed("nvidia-ml-py") is None else f"{why}, or damaged"
+        return problem("driver", f"n/a: {broken}", f"{pip_install('nvidia-ml-py')} --force-reinstall")
     if facts.code in _NOTHING_THERE and not has_nvidia_card():
         return note("driver", f"n/a: {facts.reason}; this machine shows no NVIDIA card")
     return problem("driver", f"n/a: {facts.reason}", REMEDY)

@@ -118,7 +118,7 @@ def _about_devices(answers: Answers, cards: Sequence[CardFacts], device: str | N
         "driver": lambda: check_driver(driver),
         "torch": lambda: check_torch(torch, driver),
         "visible": lambda: check_visible(cards, driver),
-        "card": lambda: check_cards(cards),
+        "card": lambda: check_cards(cards, driver),
         "device": lambda: check_device(step, device, torch, driver),
         **{
             package: partial(check_optimizer, package, answers.optimizers.get(package), step.answer is not None)

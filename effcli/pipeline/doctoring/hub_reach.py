@@ -6,38 +6,33 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from effcli import hub
 from effcli.errors import first_line
+from effcli.files import at_home
 from effcli.measure.doctor_record import Check
 from effcli.pipeline.doctoring.disk import existing, is_writable, room
-from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
+from effcli.pipeline.doctoring.findings import Checks, in_words, note, ok, problem
 from effcli.units import format_bytes
 
 _COUNTED_WITHIN_S = 2.0
+_ANOTHER_TOKEN = "export HF_HOME=FOLDER, a folder of yours, or HF_TOKEN_PATH=FILE"
 
 
 def check_hub() -> Checks:
     """Return whether the hub can be asked, and whether there is a token for it, which is never shown."""
     address = hub.endpoint().rstrip("/")
-    if not _is_address(address):
-        text = f"{hub.ENDPOINT} is '{address}', which is no address such as {hub.DEFAULT_ENDPOINT}"
-        return (problem("hub", text, f"unset {hub.ENDPOINT}"),)
-    token = _token()
+    if not hub.is_address(address):
+        return (problem("hub", hub.not_an_address(), f"unset {hub.ENDPOINT}"),)
+    try:
+        token = _token()
+    except (OSError, ValueError) as error:  # every question to the hub reads it, and fails as this does
+        return (problem("hub", f"the token's file cannot be read: {in_words(error)}", _ANOTHER_TOKEN),)
     if hub.is_offline():
         return (note("hub", f"not asked, since {hub.OFFLINE} is set: only what is cached can be used; {token}"),)
     if (proxy := hub.proxy_variable()) is not None:
         return (note("hub", f"{address} through the proxy of {proxy}, which was not tried; {token}"),)
     return (_reached(address, token),)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
-        return False
 
 
 def _reached(address: str, token: str) -> Check:
@@ -46,7 +41,7 @@ def _reached(address: str, token: str) -> Check:
         hub.connect()
     except OSError as error:
         return _not_reached(address, error.strerror or first_line(error), token)
-    return ok("hub", f"{address} answers, in {time.monotonic() - started:.2f} s; {token}")
+    return ok("hub", f"{address} takes connections, after {time.monotonic() - started:.2f} s; {token}")
 
 
 def _not_reached(address: str, why: str, token: str) -> Check:
@@ -67,8 +62,8 @@ def check_cache() -> Checks:
     """Return where models and data sets are cached, how much that is, and what room is left."""
     from huggingface_hub import constants
 
-    models = Path(constants.HF_HUB_CACHE).expanduser()
-    data = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets").expanduser()
+    models = at_home(constants.HF_HUB_CACHE)
+    data = at_home(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
     return (_cache(models, "from the hub", "HF_HOME"), _cache(data, "tokenised data", "HF_DATASETS_CACHE"))
 
 

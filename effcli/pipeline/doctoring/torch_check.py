@@ -8,8 +8,8 @@ from shlex import quote
 from typing import Any
 
 from effcli.measure.doctor_record import Check
-from effcli.nvml.visible import VISIBLE, read_listing
-from effcli.pipeline.doctoring.asking import Reply
+from effcli.nvml.visible import VISIBLE, check_listing, read_listing
+from effcli.pipeline.doctoring.asking import LATE, Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.pipeline.doctoring.installed import installed, pip_install
@@ -19,6 +19,8 @@ _INDEX = "https://download.pytorch.org/whl/"
 _BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 0), "cu126"))
 """CUDA version of the driver from which a build of torch runs, and the folder of that build; a build runs with every
 driver of its major version (NVIDIA's minor version compatibility), but needs 12.8 for cards of 2025."""
+
+_UPDATE = "update the NVIDIA driver: no torch that effcli needs runs with it"
 
 _NOT_LOADED = ("ImportError", "ModuleNotFoundError", "OSError")
 """How the failure of a torch begins that is damaged, rather than at odds with a driver."""
@@ -68,17 +70,23 @@ def torch_facts(reply: Reply) -> TorchFacts:
 def check_torch(torch: TorchFacts, driver: DriverFacts) -> Checks:
     """Return the line about torch: whether its build suits the driver, and has code for each device."""
     if torch.failure:
-        return (_failing(torch.failure),)
+        return (_failing(torch.failure, driver),)
     return (_build(torch, driver), *_without_kernels(torch))
 
 
-def _failing(failure: str) -> Check:
+def _failing(failure: str, driver: DriverFacts) -> Check:
     """Return the line about a torch that is not there, does not load, or hangs or crashes where it looks for CUDA."""
     found = installed("torch")
-    if found is None:
-        return problem("torch", "not installed", pip_install("torch"))
-    remedy = _forced("") if failure.startswith(_NOT_LOADED) else "look at what nvidia-smi and --verbose say"
-    return problem("torch", f"{found}, does not work: {failure}", remedy)
+    text = "not installed" if found is None else f"{found}, does not work: {failure}"
+    return problem("torch", text, mending(failure, driver))
+
+
+def mending(failure: str, driver: DriverFacts) -> str:
+    """Return what to do about a torch that failed; beside cards the driver may be at fault, and a hang says nothing."""
+    if installed("torch") is None:
+        return pip_install("torch")
+    damaged = failure.startswith(_NOT_LOADED) or not (driver.cards or failure.startswith(LATE))
+    return _forced("") if damaged else "look at what nvidia-smi and --verbose say"
 
 
 def _build(torch: TorchFacts, driver: DriverFacts) -> Check:
@@ -90,18 +98,21 @@ def _build(torch: TorchFacts, driver: DriverFacts) -> Check:
     text = f"{torch.version}, built for {f'CUDA {torch.cuda}' if torch.cuda else f'ROCm {torch.hip}'}"
     if torch.devices:
         return ok("torch", f"{text}, sees {count(len(torch.devices), 'device')}{_older_driver(torch, driver)}")
-    if hides_all():
+    if hides_all(driver):
         return note("torch", f"{text}; {VISIBLE} hides all cards", f"unset {VISIBLE}")
     if torch.cuda and _newer_major(torch.cuda, driver.cuda):
-        text = f"{text}, but the driver serves CUDA up to {driver.cuda}"
-        return problem("torch", text, f"update the NVIDIA driver, or: {command_for(driver)}")
+        text, command = f"{text}, but the driver serves CUDA up to {driver.cuda}", command_for(driver)
+        return problem("torch", text, command if command == _UPDATE else f"update the NVIDIA driver, or: {command}")
     text = f"{text}, but sees no device: {torch.why_none}"
     return problem("torch", text, "look at what nvidia-smi says") if driver.usable_cards else note("torch", text)
 
 
-def hides_all() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES leaves no card, whatever there is."""
-    return VISIBLE in os.environ and not read_listing(os.environ[VISIBLE]).entries
+def hides_all(driver: DriverFacts) -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES leaves no card, of the driver's where it lists them."""
+    if VISIBLE not in os.environ:
+        return False
+    listing = read_listing(os.environ[VISIBLE])
+    return not (check_listing(listing, driver.identities) if driver.identities else listing).entries
 
 
 def command_for(driver: DriverFacts) -> str:
@@ -109,7 +120,7 @@ def command_for(driver: DriverFacts) -> str:
     if driver.cuda is None:
         return _forced("")
     build = next((name for needed, name in _BUILDS if _numbers(driver.cuda) >= needed), None)
-    return "update the NVIDIA driver: no torch that effcli needs runs with it" if build is None else _forced(build)
+    return _UPDATE if build is None else _forced(build)
 
 
 def _forced(build: str) -> str:

@@ -10,7 +10,7 @@ from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.pipeline.doctoring.installed import installed, pip_install
-from effcli.pipeline.doctoring.torch_check import TorchFacts, command_for
+from effcli.pipeline.doctoring.torch_check import TorchFacts, command_for, mending
 
 OPTIMIZERS = {"bitsandbytes": "adam8bit", "torchao": "adamw8bit-ao"}
 """Packages of 8-bit optimizers, and the optimizer that is tried; the first is needed, the second an extra."""
@@ -37,6 +37,8 @@ def check_device(reply: Reply, requested: str | None, torch: TorchFacts, driver:
 def _remedy(wanted: str, torch: TorchFacts, driver: DriverFacts, advice: str) -> str:
     if wanted.startswith("cuda") and torch.is_cpu_build and driver.usable_cards:
         return command_for(driver)
+    if torch.failure:
+        return mending(torch.failure, driver)
     on_cpu = wanted == CPU or (wanted == AUTO and not torch.devices)
     return advice or (f"{pip_install('torch')} --force-reinstall" if on_cpu else "use another device: --device cpu")
 
