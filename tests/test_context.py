@@ -292,3 +292,30 @@ def test_no_history_keeps_an_estimate_from_its_answer(
     monkeypatch.setenv("EFFCLI_HISTORY", str(path))
     plan = plan_of(effcli("estimate", distilbert, "--optim", "sgd", *SMALL, "--gpu", "rtx-4090"))
     assert (plan["context_bytes"], plan["basis"]["context"]) == (ASSUMED, "assumed")
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "said"),
+    [
+        (None, "learnt from 1 run on this card, the last on 2030-01-31"),
+        ("2.9\x1b[31m\n", "learnt from 1 run on this card with torch 2.9?[31m?, the last on 2030-01-31"),
+        ("9" * 5000, f"learnt from 1 run on this card with torch {'9' * 93}..., the last on 2030-01-31"),
+    ],
+)
+def test_where_the_context_is_from_is_said_in_a_short_line_whatever_the_history_says_of_torch(
+    torch_version: str | None, said: str, learnt_from: Callable[..., Path]
+) -> None:
+    learnt_from(line(torch=torch_version))
+    assert context_for("rtx-4090").source == said
+
+
+@pytest.mark.parametrize("place", ["/", ".", "//"])
+def test_a_history_that_can_be_no_file_is_told_and_nothing_is_learnt(
+    place: str, distilbert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EFFCLI_HISTORY", place)
+    assert context_for("rtx-4090").num_bytes == ASSUMED
+    shown = effcli("doctor", "--history")
+    assert shown.code == 0
+    assert f"EFFCLI_HISTORY names a folder, '{place}'" in shown.stdout
+    assert plan_of(effcli("estimate", distilbert, "--gpu", "rtx-4090", *SMALL))["basis"]["context"] == "assumed"

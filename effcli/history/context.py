@@ -10,6 +10,7 @@ from effcli.history.entry import HistoryEntry
 from effcli.history.file import history_file, read_lines
 from effcli.history.read import entries_of
 from effcli.memory.cards import CONTEXT_BYTES, cards_called
+from effcli.nvml.names import readable
 from effcli.units import GIB, MIB, Basis, count
 
 NUM_RUNS = 10
@@ -84,7 +85,8 @@ def _is_same(card: str, other: str | None) -> bool:
 
 def _source(runs: Sequence[HistoryEntry]) -> str:
     versions = {run.torch for run in runs}
-    torch = f" with torch {versions.pop()}" if len(versions) == 1 else " with other versions of torch"
+    one = versions.pop() if len(versions) == 1 else None
+    torch = f" with torch {readable(one)}" if one else " with other versions of torch" if versions else ""
     return f"learnt from {count(len(runs), 'run')} on this card{torch}, the last on {runs[-1].date[:10]}"
 
 

@@ -30,12 +30,15 @@ def history_file() -> Path | None:
     """Return the file that the history is kept in; None where it is kept nowhere.
 
     Raises:
-        OSError: there is no home folder.
+        OSError: there is no home folder, or what is named can be no file.
     """
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() == OFF or named == os.devnull:
         return None
-    return at_home(named) if named else _state_folder() / "effcli" / "history.jsonl"
+    path = at_home(named) if named else _state_folder() / "effcli" / "history.jsonl"
+    if not path.name:  # such as "/" and "."
+        raise IsADirectoryError(errno.EISDIR, f"{VARIABLE} names a folder, '{named}'")
+    return path
 
 
 def append(path: Path, line: bytes) -> None:
