@@ -111,6 +111,15 @@ def test_every_digit_survives_any_width(
     assert sum(map(str.isdigit, text)) == sum(map(str.isdigit, usual))
 
 
+@pytest.mark.parametrize("columns", ["0", "00"])
+def test_no_columns_at_all_mean_that_nobody_knows_how_many(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = shown(capsys, records.completed())
+    monkeypatch.setenv("COLUMNS", columns)
+    assert shown(capsys, records.completed()) == usual
+
+
 def test_numbers_in_the_table_are_those_of_the_json_in_binary_units(capsys: pytest.CaptureFixture[str]) -> None:
     record = records.completed()
     text = shown(capsys, record)

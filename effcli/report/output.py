@@ -6,6 +6,7 @@ import io
 import json as json_format
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,11 +48,19 @@ def make_console(stderr: bool) -> Console:
         force_jupyter=False,
         force_interactive=terminal,
         color_system="auto" if terminal else None,
-        width=None if terminal or os.environ.get("COLUMNS") else PIPE_COLUMNS,
+        width=_width(terminal),
         markup=False,
         emoji=False,
         highlight=False,
     )
+
+
+def _width(terminal: bool) -> int | None:
+    """Return a console's columns, None where rich finds them; rich takes `COLUMNS=0` at its word and prints nothing."""
+    named = os.environ.get("COLUMNS", "")
+    if named.isdecimal() and int(named) == 0:
+        return shutil.get_terminal_size((PIPE_COLUMNS, 0)).columns if terminal else PIPE_COLUMNS
+    return None if terminal or named else PIPE_COLUMNS
 
 
 def emit(record: RunRecord, json: bool, quiet: bool) -> None:
