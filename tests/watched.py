@@ -19,7 +19,7 @@ FAILURE = "WATCHED_FAILURE"
 
 
 class FakeCounters:
-    """Counters that a test sets; `ever` is what the peaks would be had they never been made to begin anew."""
+    """Counters that a test sets; `ever` is what the peaks would be had they never been reset."""
 
     def __init__(self, allocated_bytes: int = 0, reserved_bytes: int = 0) -> None:
         self.workspace_bytes = 0

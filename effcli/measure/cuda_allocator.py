@@ -38,10 +38,10 @@ class Counters(Protocol):
         """Return the counters; any thread may ask."""
 
     def reset_peaks(self) -> None:
-        """Let both peaks begin anew, at what is held now."""
+        """Set both peaks to what is held now."""
 
     def clear_workspaces(self) -> None:
-        """Free what cuBLAS works in, which is among the allocated; it is made anew when it is needed.
+        """Free what cuBLAS works in, which is among the allocated; it is allocated again when it is needed.
 
         Raises:
             Exception: whatever torch raises, AttributeError where it cannot do that.
@@ -53,7 +53,7 @@ class TorchCounters:
 
     One dictionary from C++ has them all; `torch.cuda.memory_allocated` and the like each flatten and sort it in Python
     as well (torch 2.13). The backend `cudaMallocAsync` counts these four too, from the driver's pool, and lets its
-    peaks begin anew; `expandable_segments` counts the pages that are mapped. An allocator that is plugged in has none.
+    peaks be reset; `expandable_segments` counts the pages that are mapped. An allocator that is plugged in has none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class TorchCounters:
         )
 
     def reset_peaks(self) -> None:
-        """Let both peaks begin anew; before CUDA is initialised there are none."""
+        """Set both peaks to what is held now; before CUDA is initialised there are none."""
         import torch
 
         if torch.cuda.is_initialized():
@@ -100,7 +100,7 @@ class Peaks(NamedTuple):
 
 
 class AllocatorPhases:
-    """Keeps the peaks of each part of a run, by letting torch's own peaks begin anew where one part ends.
+    """Keeps the peaks of each part of a run, by resetting torch's own peaks where one part ends.
 
     What torch's peaks would have said without that is the largest of all, `peaks`: use it instead of them. A boundary
     costs a reading and a reset, some 0.05 ms; an update has two per micro-batch and one before the step. Where that is
@@ -120,7 +120,7 @@ class AllocatorPhases:
         counters.reset_peaks()
 
     def enter(self, phase: Doing) -> None:
-        """End the part that goes on where this is another one."""
+        """Begin a part, and end the one before it; nothing where it is the same."""
         if phase == self._phase:
             return
         now_s = self._clock()
@@ -145,7 +145,7 @@ class AllocatorPhases:
             return self._all
 
     def finish(self) -> None:
-        """End the part that goes on, as far as CUDA still answers; what comes later is of no part."""
+        """End the last part, as far as CUDA still answers; what comes later belongs to no part."""
         with suppress(RuntimeError):
             self._end()
         self._is_seen = False
