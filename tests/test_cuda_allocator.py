@@ -14,11 +14,11 @@ from effcli.measure.cuda_allocator import (
     AllocatorPhases,
     Counted,
     Counters,
-    FirstSteps,
     Peaks,
     TorchCounters,
     allocator_facts,
 )
+from effcli.measure.first_steps import FirstSteps
 from effcli.measure.whereabouts import Whereabouts
 from tests import gpu
 from tests.jobs import ENGINES, run_job
@@ -254,6 +254,7 @@ def test_a_state_that_was_there_before_is_no_change(
 ) -> None:
     steps = start(optimizer)
     optimizer.step()
+    assert gc.isenabled()
     assert steps.change_bytes is None
     assert reason in steps.reason
 

@@ -145,7 +145,8 @@ def test_what_was_in_use_is_read_before_there_is_a_context() -> None:
 
 
 def test_peaks_of_the_parts_are_those_that_torch_would_have_said() -> None:
-    from effcli.measure.cuda_allocator import AllocatorPhases, FirstSteps, Peaks, TorchCounters
+    from effcli.measure.cuda_allocator import AllocatorPhases, Peaks, TorchCounters
+    from effcli.measure.first_steps import FirstSteps
     from effcli.measure.whereabouts import Whereabouts
 
     device = torch.device("cuda", 0)

@@ -12,13 +12,13 @@ from effcli.measure.card_readings import PATIENCE_S, opened, read_once
 from effcli.measure.cuda_allocator import (
     AllocatorPhases,
     Counters,
-    FirstSteps,
     Peaks,
     TorchCounters,
     allocator_facts,
 )
 from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
 from effcli.measure.device_samples import Baseline
+from effcli.measure.first_steps import FirstSteps
 from effcli.measure.sampler import Sampler
 from effcli.nvml.answers import CardReading
 
