@@ -18,6 +18,7 @@ from rich.console import Console
 from effcli.measure.comparison_record import ComparisonRecord
 from effcli.measure.device_record import AllocatorFacts, Amount, DeviceMoment, NvmlFacts, PhasePeak
 from effcli.measure.record import RunRecord
+from effcli.pipeline.tolerance import check_prediction
 from effcli.report.charts.memory import measured_bar
 from effcli.report.charts.names import names_of
 from effcli.report.comparison import render_comparison
@@ -200,6 +201,7 @@ def test_what_was_reserved_outside_updates_is_told_apart_too() -> None:
     assert row(text, "reserved in updates")[1:4] == ["16,600.00 MiB", "16,700.00 MiB", "+100.00 MiB"]
     assert row(text, "peak reserved") == ["peak reserved", "n/a", "16,726.00 MiB"]
     assert facts(text, "mind") == "the most was reserved outside updates, which is not planned"
+    assert row(text, "this process")[1:3] == ["n/a", "17,300.00 MiB"]
 
 
 def test_where_parts_of_some_updates_were_counted_the_rest_is_theirs_unless_something_else_took_as_much() -> None:
@@ -227,6 +229,37 @@ def test_a_run_that_made_no_update_has_no_peak_to_hold_against_the_plan() -> Non
     assert "the run made no update" in facts(text, "mind")
 
 
+def test_a_plan_of_torchs_default_allocator_is_not_held_against_what_another_reserved() -> None:
+    record = cuda_records.planned()
+    settings = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    environment = {**record.environment, "allocator_settings": settings}
+    run = cuda_records.completed(record.model_copy(update={"environment": environment}))
+    text = shown(run)
+    assert row(text, "peak allocated")[1:4] == ["14,944.00 MiB", "15,006.00 MiB", "+62.00 MiB"]
+    for label, measured in (
+        ("unused of reserved", "1,720.00 MiB"),
+        ("peak reserved", "16,726.00 MiB"),
+        ("this process", "17,300.00 MiB"),
+    ):
+        assert row(text, label)[1:] == ["n/a", measured]
+    told = f"reserved is planned for torch's default allocator; the run had {settings}"
+    assert facts(text, "mind") == told
+    assert told in facts(compared(comparisons.comparison([run])), "mind")
+    assert "Not compared: peak reserved." in check_prediction(run, 1)
+
+
+def test_what_nvidia_smi_shows_is_told_where_the_driver_knows_the_process() -> None:
+    told = facts(shown(cuda_records.completed()), "nvidia-smi")
+    assert told == "shows this process and the device in use: all of reserved, whatever tensors take of it"
+    for kind in ("process not listed", "less what was before", "no permission"):
+        assert not facts(shown(cuda_records.ALL[kind]()), "nvidia-smi")
+
+
+def test_paged_state_on_the_device_is_said_to_be_beside_the_context() -> None:
+    assert "paged state" in facts(shown(cuda_records.ALL["paged"]()), "context")
+    assert "paged state" not in facts(shown(cuda_records.completed()), "context")
+
+
 def test_the_simulated_rise_comes_before_that_of_the_smallest_blocks() -> None:
     plan = cuda_records.plan(first_step_bytes=6002 * MIB)
     text = shown(cuda_records.completed(cuda_records.planned(optimizer=cuda_records.optimizer(plan=plan))))
@@ -237,7 +270,7 @@ def test_samples_that_brought_nothing_and_where_the_context_comes_from_are_told(
     plan = cuda_records.plan(context_source="learnt from 4 runs on this card")
     driver = cuda_records.nvml(num_failed=3, mean_interval_s=0.25)
     text = shown(cuda_records.completed(cuda_records.planned(optimizer=cuda_records.optimizer(plan=plan)), nvml=driver))
-    assert facts(text, "context") == "predicted: learnt from 4 runs on this card"
+    assert facts(text, "context").endswith("outside torch's allocator; predicted: learnt from 4 runs on this card")
     assert "of 412 samples, one every 0.25 s | 3 samples more brought nothing" in facts(text, "NVML")
 
 

@@ -73,9 +73,9 @@ def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
     amounts = {
         "optimizer_state": (record.optimizer.state_bytes, measured.optimizer_state_bytes),
         "peak_allocated": (record.comparable_planned_peak_bytes, measured.update_peak_allocated_bytes),
-        "peak_reserved": (plan.peak_reserved_bytes if plan else None, measured.update_peak_reserved_bytes),
+        "peak_reserved": (record.comparable_planned_reserved_bytes, measured.update_peak_reserved_bytes),
         "context": (plan.context_bytes if plan else None, nvml.context.last_bytes),
-        "process": (plan.device_total_bytes if plan else None, nvml.process.peak_bytes),
+        "process": (record.comparable_planned_process_bytes, nvml.process.peak_bytes),
     }
     return {
         name: Pair(predicted_bytes=predicted, measured_bytes=amount)

@@ -262,6 +262,32 @@ class RunRecord(Fact):
         return str(self.environment.get("device", "")).startswith("cuda")
 
     @property
+    def allocator_settings(self) -> str | None:
+        """Return how torch's CUDA allocator was set up, None where by its defaults, which alone are planned."""
+        settings = self.environment.get("allocator_settings")
+        return str(settings) if settings else None
+
+    @property
+    def comparable_planned_reserved_bytes(self) -> int | None:
+        """Return what is planned to be reserved in updates; None where the run's allocator reserves by other rules."""
+        plan = self.optimizer.plan
+        return plan.peak_reserved_bytes if plan is not None and self.allocator_settings is None else None
+
+    @property
+    def comparable_planned_process_bytes(self) -> int | None:
+        """Return what the process is planned to hold of a CUDA device.
+
+        None also where another part of the run reserved more than its updates, which are planned.
+        """
+        plan, allocator = self.optimizer.plan, self.measured.allocator if self.measured else None
+        if plan is None or self.comparable_planned_reserved_bytes is None:
+            return None
+        updates = allocator.of_updates if allocator else None
+        if allocator is not None and (updates is None or updates.peak_reserved_bytes < allocator.peak_reserved_bytes):
+            return None
+        return plan.device_total_bytes
+
+    @property
     def comparable_planned_peak_bytes(self) -> int | None:
         """Return the planned peak of the batch whose peak was measured: the profiled one, else the largest.
 

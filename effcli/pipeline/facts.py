@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli import __version__
 from effcli.data.baselines import baselines
+from effcli.measure.allocator_settings import allocator_settings
 from effcli.measure.record import (
     Baselines,
     BatchFacts,
@@ -111,6 +112,7 @@ def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": str(device),
+        "allocator_settings": allocator_settings() if device.type == "cuda" else None,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "packages": versions,
         "out": out,

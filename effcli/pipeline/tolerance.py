@@ -94,7 +94,7 @@ def _missing(twins: _Twins, run: RunRecord) -> str:
 
 def _amounts(run: RunRecord) -> Iterator[_Twins]:
     """Yield what is predicted of a run, each with its measured twin; peaks are those of updates, as a plan's are."""
-    measured, plan = run.measured, run.optimizer.plan
+    measured = run.measured
     peak_bytes = measured.update_peak_allocated_bytes if measured else None
     weights, gradients, state = (
         (measured.weights_bytes, measured.gradients_bytes, measured.optimizer_state_bytes) if measured else (None,) * 3
@@ -106,7 +106,7 @@ def _amounts(run: RunRecord) -> Iterator[_Twins]:
     if measured is not None and measured.allocator is not None:
         yield _Twins(
             label="peak reserved",
-            predicted_bytes=plan.peak_reserved_bytes if plan else None,
+            predicted_bytes=run.comparable_planned_reserved_bytes,
             measured_bytes=measured.update_peak_reserved_bytes,
         )
 

@@ -33,9 +33,7 @@ def device_remarks(record: RunRecord) -> _Told:
     if measured.peak_allocated_bytes is not None:
         yield "on top", _about_the_rest(record)
     yield from _about_peaks(record, measured)
-    plan = record.optimizer.plan
-    if plan is not None and plan.context_source:
-        yield "context", f"predicted: {plan.context_source}"
+    yield "context", _about_context(record)
     yield from _about_samples(measured.nvml, measured.allocator)
     yield from missing_remarks(measured.nvml)
 
@@ -76,8 +74,10 @@ def _about_the_rest(record: RunRecord) -> str:
 def _about_peaks(record: RunRecord, measured: Measured) -> _Told:
     """Yield what the peaks are, in which part of the run the highest was where that is not planned, or what lacks."""
     if measured.peak_allocated_bytes is not None:
-        reserved = "; reserved: what torch's allocator held" if measured.allocator else ""
-        yield "peak", f"the most in the whole run; allocated: what tensors took{reserved}"
+        told = "the most in the whole run; allocated: what tensors took"
+        if measured.allocator is not None:
+            told += "; reserved: what torch's allocator held, free blocks included, maybe at another moment"
+        yield "peak", told
     lacking = ["allocated"] if measured.peak_allocated_bytes is None else []
     lacking += ["reserved"] if measured.allocator is None else []
     if lacking:
@@ -85,9 +85,20 @@ def _about_peaks(record: RunRecord, measured: Measured) -> _Told:
     yield from unplanned_remarks(record)
 
 
+def _about_context(record: RunRecord) -> str:
+    """Return what lies outside torch's allocator, and where its prediction comes from."""
+    told = "CUDA itself, loaded kernels, and all else outside torch's allocator"
+    if record.optimizer.placements.get(Placement.PAGED):
+        told += "; what of the paged state is on the device too"
+    plan = record.optimizer.plan
+    return f"{told}; predicted: {plan.context_source}" if plan is not None and plan.context_source else told
+
+
 def unplanned_remarks(record: RunRecord) -> _Told:
-    """Yield which part of the run took more than its updates, which alone are planned, where one did."""
+    """Yield what of a finished run is not planned: its allocator's settings, or a part that took more than updates."""
     allocator = record.measured.allocator if record.measured else None
+    if record.measured is not None and record.allocator_settings is not None:
+        yield "mind", f"reserved is planned for torch's default allocator; the run had {record.allocator_settings}"
     if allocator is None:
         return
     updates = allocator.of_updates
@@ -106,6 +117,8 @@ def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
     if not known:
         return
     yield "NVML", f"what stands below reserved: {_which_sample(nvml)}"
+    if "process" in known and nvml.process.how is None:
+        yield "nvidia-smi", "shows this process and the device in use: all of reserved, whatever tensors take of it"
     if nvml.num_failed:
         yield "NVML", f"{count(nvml.num_failed, 'sample')} more brought nothing"
     then = nvml.highest.reserved_bytes if nvml.highest else None

@@ -146,7 +146,7 @@ def _peaks(record: RunRecord) -> tuple[_Peak, _Peak]:
         basis=peak_basis(plan) if plan else "",
     )
     reserved = _Peak(
-        planned=plan.peak_reserved_bytes if plan else None,
+        planned=record.comparable_planned_reserved_bytes,
         of_updates=measured.update_peak_reserved_bytes if measured else None,
         whole=allocator.peak_reserved_bytes if allocator else None,
         basis=_reserved_basis(record),
@@ -195,12 +195,11 @@ def driver_rows(record: RunRecord) -> list[MemoryRow]:
     """Return what lies outside torch's allocator, this process, other processes, and all that is in use."""
     plan, nvml = record.optimizer.plan, record.measured.nvml if record.measured else None
     context_basis = plan.basis.get("context", Basis.ASSUMED) if plan and plan.context_bytes is not None else ""
+    process = record.comparable_planned_process_bytes
+    process_basis = loosest((context_basis, _reserved_basis(record))) if process is not None else ""
     planned: Mapping[Sampled, tuple[int | None, str]] = {
         "context": (plan.context_bytes if plan else None, context_basis),
-        "process": (
-            plan.device_total_bytes if plan else None,
-            loosest((context_basis, _reserved_basis(record))) if plan and plan.device_total_bytes is not None else "",
-        ),
+        "process": (process, process_basis),
     }
     rows = []
     for what, label in SAMPLED.items():
@@ -221,7 +220,7 @@ def sampled_bytes(nvml: NvmlFacts, what: Sampled) -> int | None:
 def _reserved_basis(record: RunRecord) -> str:
     """Return the basis of the reserved bytes, which the allocator's rules give from those that are allocated."""
     plan = record.optimizer.plan
-    if plan is None or plan.peak_reserved_bytes is None:
+    if plan is None or record.comparable_planned_reserved_bytes is None:
         return ""
     return loosest((peak_basis(plan), plan.basis.get("reserved", Basis.TRACED)))
 
