@@ -1,19 +1,22 @@
-"""torch's CUDA allocator over a run: the most that each part took, and what the first steps of an optimizer added."""
+"""torch's CUDA allocator over a run: the most that each part took, and what cuBLAS works in."""
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from effcli.errors import kind_and_line
+from effcli.measure.allocator_settings import refuse_no_caching
+from effcli.measure.collector_pause import CollectorPause
 from effcli.measure.device_record import AllocatorFacts, Doing, PhasePeak
 
 if TYPE_CHECKING:
     import torch
+
+    from effcli.measure.first_steps import FirstSteps
 
 SHARE = 0.01
 """Share of the time that looking at phases may take; more of it, and whole updates are left out."""
@@ -53,7 +56,8 @@ class TorchCounters:
 
     One dictionary from C++ has them all; `torch.cuda.memory_allocated` and the like each flatten and sort it in Python
     as well (torch 2.13). The backend `cudaMallocAsync` counts these four too, from the driver's pool, and lets its
-    peaks be reset; `expandable_segments` counts the pages that are mapped. An allocator that is plugged in has none.
+    peaks be reset; `expandable_segments` counts the pages that are mapped. An allocator that is plugged in has none:
+    torch raises a RuntimeError then, and so do these where it caches nothing and would say 0.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,6 +67,7 @@ class TorchCounters:
         """Return the counters, zeros before CUDA is initialised."""
         import torch
 
+        refuse_no_caching()
         counters = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = (
             counters[name]["all"] if counters else {} for name in ("allocated_bytes", "reserved_bytes")
@@ -78,6 +83,7 @@ class TorchCounters:
         """Set both peaks to what is held now; before CUDA is initialised there are none."""
         import torch
 
+        refuse_no_caching()
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -168,89 +174,6 @@ class AllocatorPhases:
         self._counters.reset_peaks()
 
 
-class _Collector:
-    """Python's garbage collector, which frees tensors at moments of its own."""
-
-    def __init__(self) -> None:
-        self._waits = False
-
-    def wait(self) -> None:
-        """Let nothing be collected until it may go on."""
-        self._waits = self._waits or gc.isenabled()
-        gc.disable()
-
-    def go_on(self) -> None:
-        """Let it work again, if it did so before."""
-        if self._waits:
-            self._waits = False
-            gc.enable()
-
-
-class FirstSteps:
-    """Reads by how many bytes the allocated rise around the first step of an optimizer, which makes its state.
-
-    Bitsandbytes' paged optimizers keep it in managed memory, outside the allocator: two steps are taken together
-    there, since all of it is in its place only then. A step that the fp16 scaler skips is none. The change has what
-    the step leaves behind beside state, and nothing of what it frees before it ends. Python's garbage collector waits
-    meanwhile: what it would free has nothing to do with the step.
-
-    Hooks run in the order in which they were registered: make this before, and `arm` it after, all others that hold
-    device memory.
-    """
-
-    def __init__(self, counters: Counters, optimizer: torch.optim.Optimizer, *, is_resumed: bool) -> None:
-        self._counters, self._optimizer = counters, optimizer
-        self._wanted = 2 if getattr(optimizer, "is_paged", False) else 1
-        self._collector = _Collector()
-        self._depth = self._done = self._change_bytes = self._before_bytes = 0
-        self._reason = "the state was loaded with a checkpoint" if is_resumed else None
-        self._handles = [optimizer.register_step_post_hook(self._after_step)] if not is_resumed else []
-
-    def arm(self) -> None:
-        """Register what runs before a step."""
-        if self._handles:
-            self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
-
-    @property
-    def change_bytes(self) -> int | None:
-        """Return the bytes, None where no step made the state."""
-        return self._change_bytes if self._reason is None and self._done == self._wanted else None
-
-    @property
-    def reason(self) -> str | None:
-        """Return why there is no change, None where there is one."""
-        if self._reason is None and self._done < self._wanted:
-            return "no step was made" if not self._done else "a paged optimizer is read after two steps: one was made"
-        return self._reason
-
-    def detach(self) -> None:
-        """Take the hooks off; what was read stays. May be called more than once."""
-        self._collector.go_on()
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._depth += 1  # a class whose `step` calls that of its base may run the hooks twice (torch 2.13)
-        if self._depth > 1 or self._is_over:
-            return
-        if not self._done and optimizer.state:
-            self._reason = "the optimizer had its state, or a part of it, before its first step"
-        self._collector.wait()
-        self._before_bytes = self._counters.read().allocated_bytes
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._depth -= 1
-        if self._depth or self._is_over:
-            return
-        self._change_bytes += self._counters.read().allocated_bytes - self._before_bytes
-        self._collector.go_on()
-        self._done += 1
-
-    @property
-    def _is_over(self) -> bool:
-        return self._done == self._wanted or self._reason is not None
-
-
 def allocator_facts(counters: Counters, phases: AllocatorPhases, first_steps: FirstSteps | None) -> AllocatorFacts:
     """Return what was counted, at the end of a run: the workspaces of cuBLAS are freed to see what they took."""
     phases.finish()
@@ -273,8 +196,8 @@ def allocator_facts(counters: Counters, phases: AllocatorPhases, first_steps: Fi
 
 def _workspaces(counters: Counters) -> tuple[int | None, str | None]:
     """Return the bytes that cuBLAS works in, or None and the reason."""
-    collector = _Collector()
-    collector.wait()
+    pause = CollectorPause()
+    pause.begin()
     try:
         before_bytes = counters.read().allocated_bytes
         counters.clear_workspaces()
@@ -284,7 +207,7 @@ def _workspaces(counters: Counters) -> tuple[int | None, str | None]:
     except Exception as error:  # whatever CUDA says after a failure
         return None, kind_and_line(error)
     finally:
-        collector.go_on()
+        pause.end()
     return before_bytes - after_bytes, None
 
 
