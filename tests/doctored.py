@@ -48,7 +48,7 @@ def cuda_build(*devices: dict[str, Any], cuda: str = "12.6", why_none: str = "")
 
 
 class Told:
-    """Takes the place of `effcli.pipeline.doctoring.asking.Asked`: replies at once, without a process."""
+    """Takes the place of `effcli.pipeline.doctoring.asking.ProbeProcess`: replies at once, without a process."""
 
     answers: dict[str, Any] = WELL
 

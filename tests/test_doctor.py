@@ -31,7 +31,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         given = {name.replace("_", "-"): answer for name, answer in answers.items()}
         monkeypatch.setattr(Told, "answers", {**WELL, **given})
 
-    monkeypatch.setattr(examine, "Asked", Told)
+    monkeypatch.setattr(examine, "ProbeProcess", Told)
     monkeypatch.setattr(driver_check, "PCI_DEVICES", Path("/nowhere"))
     monkeypatch.setattr(driver_check, "CONTROL_DEVICE", Path("/nowhere"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_ENDPOINT"):

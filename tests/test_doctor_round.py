@@ -23,7 +23,7 @@ from effcli.hub import go_offline_if_unreachable
 from effcli.masking import MASK
 from effcli.measure.doctor_record import Check, DoctorRecord
 from effcli.pipeline.doctoring import asking, examine, installed, machine, trials
-from effcli.pipeline.doctoring.asking import Asked
+from effcli.pipeline.doctoring.asking import ProbeProcess
 from effcli.pipeline.doctoring.disk import check_disk
 from effcli.pipeline.doctoring.hub_reach import check_cache, check_hub
 from effcli.report.doctor import render_doctor
@@ -51,7 +51,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the doctor all fresh processes: their answers are well."""
-    monkeypatch.setattr(examine, "Asked", Told)
+    monkeypatch.setattr(examine, "ProbeProcess", Told)
 
 
 def record_of(*flags: object) -> DoctorRecord:
@@ -206,7 +206,7 @@ def test_a_signal_ends_the_doctor_and_what_it_started(played: Play, tmp_path: Pa
 
 
 def test_a_process_that_cannot_be_started_is_told(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "Asked", Asked)
+    monkeypatch.setattr(examine, "ProbeProcess", ProbeProcess)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     record = record_of()
     assert "its process did not start: No such file or directory" in line(record, "device").text

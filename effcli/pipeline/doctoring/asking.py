@@ -41,7 +41,7 @@ class Reply:
     details: str = ""
 
 
-class Asked:
+class ProbeProcess:
     """A fresh process that answers one question, for `limit_s` seconds at most; ended when it is left."""
 
     def __init__(self, question: str, *, limit_s: float, **about: Any) -> None:
@@ -62,7 +62,7 @@ class Asked:
         except OSError as error:
             self._why_not = f"its process did not start: {error.strerror}"
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> ProbeProcess:
         """Return the process, which runs already."""
         return self
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from effcli.measure.doctor_record import CardFacts, DoctorRecord
-from effcli.pipeline.doctoring.asking import Asked, Reply
+from effcli.pipeline.doctoring.asking import ProbeProcess, Reply
 from effcli.pipeline.doctoring.cards import check_cards, known_cards
 from effcli.pipeline.doctoring.disk import check_disk
 from effcli.pipeline.doctoring.driver import DriverFacts, check_driver, driver_facts
-from effcli.pipeline.doctoring.findings import Checks, Looking, Tell, failed, guarded
+from effcli.pipeline.doctoring.findings import BackgroundCheck, Checks, Tell, failed, guarded
 from effcli.pipeline.doctoring.hub_reach import check_cache, check_hub
 from effcli.pipeline.doctoring.installed import check_packages, check_program, installed, versions
 from effcli.pipeline.doctoring.machine import check_history, check_memory, check_terminal
@@ -26,10 +26,10 @@ DRIVER_S = 15.0
 TRYING_S = 90.0
 """Longest time for what imports torch, which takes half a minute on a busy machine, more from a slow disk."""
 
-Looks = Mapping[str, Callable[[], Checks]]
+NamedChecks = Mapping[str, Callable[[], Checks]]
 
-_BEFORE: Looks = {"effcli": check_program, "packages": check_packages}
-_AFTER: Looks = {
+_BEFORE: NamedChecks = {"effcli": check_program, "packages": check_packages}
+_AFTER: NamedChecks = {
     "hub": check_hub,
     "cache": check_cache,
     "memory": check_memory,
@@ -73,15 +73,15 @@ def examine(device: str | None, tell: Tell) -> DoctorRecord:
     )
 
 
-def _started(looks: Looks, tell: Tell) -> list[Looking]:
-    return [Looking(name, look, limit_s=LOOKING_S, tell=tell) for name, look in looks.items()]
+def _started(looks: NamedChecks, tell: Tell) -> list[BackgroundCheck]:
+    return [BackgroundCheck(name, look, limit_s=LOOKING_S, tell=tell) for name, look in looks.items()]
 
 
 def _ask(device: str, tell: Tell) -> Answers:
     """Ask the driver first, so that what is tried on a card is not counted among what others hold; the rest at once."""
     with ExitStack() as stack:
-        driver = _replied(stack.enter_context(Asked("driver", limit_s=DRIVER_S)), tell)
-        start = partial(Asked, limit_s=TRYING_S)
+        driver = _replied(stack.enter_context(ProbeProcess("driver", limit_s=DRIVER_S)), tell)
+        start = partial(ProbeProcess, limit_s=TRYING_S)
         step = stack.enter_context(start("step", device=device))
         torch = stack.enter_context(start("torch"))
         optimizers = {
@@ -97,10 +97,10 @@ def _ask(device: str, tell: Tell) -> Answers:
         )
 
 
-def _replied(asked: Asked, tell: Tell) -> Reply:
-    reply = asked.reply()
+def _replied(probe: ProbeProcess, tell: Tell) -> Reply:
+    reply = probe.reply()
     if reply.details:
-        tell(f"{asked.question}: {reply.details}")
+        tell(f"{probe.question}: {reply.details}")
     return reply
 
 
@@ -112,7 +112,7 @@ def _known(answers: Answers, tell: Tell) -> tuple[tuple[CardFacts, ...], Checks]
         return (), (failed("card", error, tell),)
 
 
-def _about_devices(answers: Answers, cards: Sequence[CardFacts], device: str | None) -> Looks:
+def _about_devices(answers: Answers, cards: Sequence[CardFacts], device: str | None) -> NamedChecks:
     driver, torch, step = answers.driver, answers.torch, answers.step
     return {
         "driver": lambda: check_driver(driver),

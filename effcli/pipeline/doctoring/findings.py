@@ -63,10 +63,10 @@ def failed(name: str, error: Exception, tell: Tell) -> Check:
     return problem(name, f"could not be checked: {in_words(error)}", "--verbose shows where")
 
 
-class Looking:
-    """A guarded check that goes on beside others, and is left behind when it takes too long.
+class BackgroundCheck:
+    """A guarded check that runs in a thread of its own, and is left behind when it takes longer than `limit_s` seconds.
 
-    It runs in a thread that does not keep the process from ending: a network drive that hangs lets nobody go.
+    The thread is a daemon: what waits for a network drive that hangs must not keep the process from ending.
     """
 
     def __init__(self, name: str, look: Callable[[], Checks], *, limit_s: float, tell: Tell) -> None:
