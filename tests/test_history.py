@@ -19,6 +19,7 @@ from effcli import pipeline
 from effcli.errors import InterruptedRunError
 from effcli.history.file import history_file
 from effcli.history.remember import remember
+from effcli.measure.device_record import PhasePeak
 from effcli.measure.record import BatchSizes, OutOfMemoryFacts
 from effcli.report.progress import QuietProgress
 from tests import cuda_records, histories
@@ -128,6 +129,17 @@ def test_the_peaks_that_are_kept_are_those_of_updates(history: Path) -> None:
     assert remember(cuda_records.ALL["highest in the evaluation"]()) is None
     (line,) = histories.read(history)
     assert line["pairs"]["peak_allocated"] == pair(14_944 * MIB, 15_006 * MIB)  # an evaluation took 15,900
+    assert line["pairs"]["process"]["predicted_bytes"] is not None
+
+
+def test_what_a_process_held_has_no_prediction_where_an_evaluation_reserved_more_than_updates(history: Path) -> None:
+    peaks = dict(cuda_records.allocator().phases)
+    peaks["evaluation"] = PhasePeak(peak_allocated_bytes=12_300 * MIB, peak_reserved_bytes=17_000 * MIB)
+    counted = cuda_records.allocator(phases=peaks, peak_reserved_bytes=17_000 * MIB)
+    assert remember(cuda_records.completed(allocator=counted)) is None
+    (line,) = histories.read(history)
+    assert line["pairs"]["peak_reserved"] == pair(16_600 * MIB, 16_726 * MIB)
+    assert line["pairs"]["process"] == pair(None, 17_300 * MIB)
 
 
 @pytest.mark.parametrize("record", cuda_records.ALL.values(), ids=list(cuda_records.ALL))
