@@ -128,11 +128,44 @@ def test_numbers_taken_while_the_allocator_grew_give_no_context(
     assert facts.highest.context_bytes is None
 
 
-def test_less_than_torch_has_reserved_is_no_context(driver: Driver, counters: FakeCounters) -> None:
-    driver.play(card(18_000, own(16_000)))
+def test_a_process_that_holds_less_than_torch_has_reserved_is_another_one(
+    driver: Driver, counters: FakeCounters
+) -> None:
+    grown = f"then 1\nmemory {24_000 * MIB} {18_000 * MIB} 0\n{own(17_300)}"
+    driver.play(f"{card(18_000, own(16_000))}\n{grown}")
+    facts = sampled(until=3)
+    assert facts.process.reason.startswith("the driver says that this process holds less than torch has reserved")
+    assert (facts.process.peak_bytes, facts.context.peak_bytes, facts.others.peak_bytes) == (None, None, None)
+    assert same(facts.device, 18_000)
+    assert (facts.highest.process_bytes, facts.highest.device_bytes) == (None, 18_000 * MIB)
+    facts = sampled(baseline=Baseline(used_bytes=700 * MIB))
+    assert (facts.process.peak_bytes, facts.context.peak_bytes) == (17_300 * MIB, 574 * MIB)
+    assert "in use before this run: the driver says that this process holds less" in facts.process.how
+
+
+def test_a_process_that_holds_more_than_is_in_use_leaves_no_others(driver: Driver, counters: FakeCounters) -> None:
+    driver.play(card(17_000, own(17_300)))
     facts = sampled()
-    assert same(facts.process, 16_000)
-    assert facts.context == Amount(reason="the driver says that this process holds less than torch has reserved")
+    assert same(facts.process, 17_300)
+    assert facts.others == Amount(reason="the driver says that this process holds more than is in use")
+
+
+def test_a_device_with_less_in_use_than_torch_has_reserved_is_not_this_one(
+    driver: Driver, counters: FakeCounters
+) -> None:
+    driver.play(card(5_000, own(17_300)))
+    facts = sampled(baseline=Baseline(used_bytes=0))
+    reason = "the driver says that less of the device is in use than torch has reserved"
+    assert (facts.device, facts.others) == (Amount(reason=reason), Amount(reason=reason))
+    assert (facts.highest.device_bytes, facts.highest.others_bytes) == (None, None)
+
+
+def test_a_run_never_takes_nothing_of_a_device(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    believe_in_a_device(monkeypatch, FakeCounters())
+    driver.play(card(700, "process self n/a"))
+    facts = sampled(baseline=Baseline(used_bytes=700 * MIB))
+    assert (facts.process.peak_bytes, facts.context.peak_bytes) == (None, None)
+    assert "is less than torch has reserved" in facts.process.reason
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,12 @@ from effcli.nvml.answers import CardReading
 
 _UNKNOWN_PROCESS = "what this process holds is not known"
 _NEVER_STILL = "torch's allocator took or gave back memory during every sample"
-_TOO_LITTLE = "the driver says that this process holds less than torch has reserved"
+_TOO_LITTLE = (
+    "the driver says that this process holds less than torch has reserved (in a container, its number may be that of "
+    "another process)"
+)
+_MORE_THAN_USED = "the driver says that this process holds more than is in use"
+_TOO_LITTLE_USED = "the driver says that less of the device is in use than torch has reserved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,10 @@ class Sample:
     def is_still(self) -> bool:
         """Return whether numbers of driver and allocator belong together: nothing was reserved or given back."""
         return self.reserved_before_bytes == self.reserved_bytes
+
+    def contradicts(self, num_bytes: int) -> bool:
+        """Return whether this can't be what the process, or the whole device, holds: torch's allocator has more."""
+        return num_bytes <= 0 or (self.is_still and num_bytes < self.reserved_bytes)
 
 
 class _Range:
@@ -69,7 +78,7 @@ class _Account:
         self.num_still += sample.is_still
         used_bytes = sample.reading.used.num_bytes
         context_bytes = None
-        if process_bytes is not None and sample.is_still and process_bytes >= sample.reserved_bytes:
+        if process_bytes is not None and sample.is_still:
             context_bytes = process_bytes - sample.reserved_bytes
         for amount, num_bytes in (
             (self.process, process_bytes),
@@ -95,9 +104,10 @@ class Samples:
     """Adds up samples of a device, in a few numbers however many there are.
 
     `context` and `others` count only where the allocator had as much reserved after the driver's numbers as before
-    them. Where the driver never tells what this process holds, that is taken to be what the device has in use beyond
-    the `baseline`: only where that was read before the process had its context, and where it is never less than torch
-    has reserved; `how` says so.
+    them. Where the driver never tells what this process holds, or once tells less than torch has reserved, that is
+    taken to be what the device has in use beyond the `baseline`: only where that was read before the process had its
+    context, and where it is never less than torch has reserved; `how` says so. What the whole device has in use is not
+    told either where it was once less than that.
     """
 
     def __init__(self, baseline: Baseline | None) -> None:
@@ -105,7 +115,7 @@ class Samples:
         self._told, self._beyond, self._whole = _Account(), _Account(), _Account()
         self._device = _Range()
         self._last: CardReading | None = None
-        self._fell_below = False
+        self._is_told_wrong = self._is_beyond_wrong = self._is_used_wrong = False
 
     @property
     def num_samples(self) -> int:
@@ -114,18 +124,20 @@ class Samples:
 
     def add(self, sample: Sample) -> None:
         """Take one more sample in."""
-        reading, used_bytes = sample.reading, sample.reading.used.num_bytes
-        self._last = reading
+        used_bytes, process_bytes = sample.reading.used.num_bytes, sample.reading.process.num_bytes
+        self._last = sample.reading
         self._device.add(used_bytes)
         self._whole.add(sample, None, None)
-        process_bytes = reading.process.num_bytes
         if process_bytes is not None:
+            self._is_told_wrong |= sample.contradicts(process_bytes)
             self._told.add(sample, process_bytes, _others(sample, process_bytes))
-        elif used_bytes is not None and self._baseline.used_bytes is not None:
+        if used_bytes is None:
+            return
+        self._is_used_wrong |= sample.contradicts(used_bytes)
+        if self._baseline.used_bytes is not None:
             beyond_bytes = used_bytes - self._baseline.used_bytes
-            if sample.is_still and beyond_bytes < sample.reserved_bytes:
-                self._fell_below = True
-            self._beyond.add(sample, max(0, beyond_bytes), self._baseline.used_bytes)
+            self._is_beyond_wrong |= sample.contradicts(beyond_bytes)
+            self._beyond.add(sample, beyond_bytes, self._baseline.used_bytes)
 
     def facts(self) -> NvmlFacts:
         """Return the amounts, each with the reason where it is not known; no name, no interval."""
@@ -133,7 +145,7 @@ class Samples:
         if last is None:
             return NvmlFacts()
         facts = NvmlFacts(
-            device=self._device.amount(last.used.reason),
+            device=Amount(reason=_TOO_LITTLE_USED) if self._is_used_wrong else self._device.amount(last.used.reason),
             total_bytes=last.total.num_bytes,
             driver_reserved_bytes=last.driver_reserved.num_bytes,
             num_samples=self.num_samples,
@@ -142,15 +154,29 @@ class Samples:
 
     def _parts(self, last: CardReading) -> dict[str, Any]:
         """Return the amounts that need what the process holds, and the moment when most was held."""
-        if self._told.num_samples:
-            how = "with what the driver keeps for itself, which it does not tell apart"
-            return _parts(
-                self._told,
-                context_reason=_TOO_LITTLE if self._told.num_still else _NEVER_STILL,
-                others_reason=last.used.reason or (_TOO_LITTLE if self._told.num_still else _NEVER_STILL),
-                others_how=how if last.driver_reserved.num_bytes is None else None,
-            )
-        why = last.process.reason or _UNKNOWN_PROCESS
+        if self._told.num_samples and not self._is_told_wrong:
+            parts = self._told_parts(last)
+        else:
+            why = _TOO_LITTLE if self._is_told_wrong else last.process.reason or _UNKNOWN_PROCESS
+            parts = self._untold_parts(why)
+        if self._is_used_wrong:
+            moment: DeviceMoment = parts["highest"]
+            unknown = {"device_bytes": None, "others_bytes": None}
+            parts |= {"others": Amount(reason=_TOO_LITTLE_USED), "highest": moment.model_copy(update=unknown)}
+        return parts
+
+    def _told_parts(self, last: CardReading) -> dict[str, Any]:
+        """Return the amounts where the driver tells what the process holds."""
+        how = "with what the driver keeps for itself, which it does not tell apart"
+        return _parts(
+            self._told,
+            context_reason=_NEVER_STILL,
+            others_reason=last.used.reason or (_MORE_THAN_USED if self._told.num_still else _NEVER_STILL),
+            others_how=how if last.driver_reserved.num_bytes is None else None,
+        )
+
+    def _untold_parts(self, why: str) -> dict[str, Any]:
+        """Return the amounts where `why` says why the driver does not tell what the process holds."""
         why_not = self._why_not_beyond()
         if why_not is not None:
             reasons = {"context_reason": _UNKNOWN_PROCESS, "others_reason": _UNKNOWN_PROCESS}
@@ -168,8 +194,8 @@ class Samples:
             return self._baseline.reason or "what was in use before is not known"
         if not self._beyond.num_samples:
             return "nor does it tell what the whole device has in use"
-        if self._fell_below:
-            return "the whole device less what was in use before is less than torch has reserved"
+        if self._is_beyond_wrong:
+            return "the whole device less what was in use before is less than torch has reserved, or nothing"
         return None
 
 
