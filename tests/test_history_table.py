@@ -115,6 +115,16 @@ def test_a_context_that_was_not_measured_for_the_process_itself_says_so(shown: A
     assert "context (the whole device less what" in text
 
 
+@pytest.mark.parametrize("width", [40, 59])
+def test_a_narrow_terminal_breaks_names_between_words_and_amounts_nowhere(width: int, shown: Any) -> None:
+    text = shown(line(), on_cpu(), width=width)
+    words = text.split()
+    assert words.count("distilbert-base-cased,") == 2
+    assert text.index(" cpu\n") < text.index("GeForce")
+    for amounts in ("4.16 MiB, 4.16 MiB, 0 %", "481.28 MiB, 612.00 MiB, -21.36 %", "1.54 GiB, 1.69 GiB, -8.72 %"):
+        assert f"    {amounts}\n" in text
+
+
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_names_are_shown_as_they_are_and_harm_no_terminal(width: int, shown: Any) -> None:
     text = shown(on_cpu(model="[bold]m[/bold]\x1b[31m\nx", optimizer=":smile:"), width=width)

@@ -103,6 +103,19 @@ def test_on_a_cpu_the_peak_is_that_of_the_profiled_update() -> None:
     assert check_prediction(profiled(None), 0).endswith("Not compared: peak allocated.")
 
 
+def test_what_was_asked_for_in_vain_is_not_advised_again() -> None:
+    record = run()
+    asked = record.model_copy(update={"spec": {"loop": {**record.spec["loop"], "profile_memory": True}}})
+    assert check_prediction(record, 1).endswith(NO_PEAK)
+    assert check_prediction(asked, 1).endswith("Not compared: peak allocated.")
+
+
+@pytest.mark.parametrize("tolerance", [33.3333333333333, 0.1234567])
+def test_the_tolerance_is_said_as_it_was_given(tolerance: float) -> None:
+    assert check_prediction(run(), tolerance).startswith(f"Within {tolerance} % of the prediction")
+    assert refusal(run(weights_bytes=2 * WEIGHTS), tolerance).endswith(f"allowed {tolerance} %")
+
+
 def test_on_cuda_the_peak_and_what_is_reserved_are_those_of_updates_not_of_an_evaluation() -> None:
     peaks = {"loading": (700, 700), "forward": (1000, 2000), "backward": (1040, 2000), "step": (900, 2000)}
     evaluated = on_cuda(peaks={**peaks, "evaluation": (5000, 6000)}, whole=(5000, 6000), planned=(1000, 2000))

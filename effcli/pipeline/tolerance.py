@@ -69,7 +69,7 @@ def _verdict(runs: Sequence[tuple[str, RunRecord]], tolerance: float) -> str:
     compared = dict.fromkeys(twins.label for _, twins, _ in found if twins.label not in left)
     if not compared:
         return "--tolerance: nothing is compared, for want of measurements."
-    within = f"Within {tolerance:g} % of the prediction" if tolerance else "As predicted, to the byte"
+    within = f"Within {tolerance:.15g} % of the prediction" if tolerance else "As predicted, to the byte"
     also = f" Not compared: {listed(list(left.values()), None)}." if left else ""
     return f"{within}: {listed(list(compared), None, last='and')}.{also}"
 
@@ -82,14 +82,16 @@ def _refuse(named: Iterable[tuple[str, _Twins]], tolerance: float) -> None:
     off, name, worst = max(over, key=lambda one: one[0])
     others = [f"{prefix}{twins.label}" for _, prefix, twins in over if twins is not worst]
     also = f"; also off: {listed(others)}" if others else ""
-    raise PredictionError(f"{name}{worst.label}: {_difference(worst, off, tolerance)}; allowed {tolerance:g} %{also}")
+    raise PredictionError(
+        f"{name}{worst.label}: {_difference(worst, off, tolerance)}; allowed {tolerance:.15g} %{also}"
+    )
 
 
 def _missing(twins: _Twins, run: RunRecord) -> str:
     """Return how an amount is called that cannot be compared, and what would let it."""
-    profiled = run.measured.profiled if run.measured else None
     on_cpu = run.environment.get("device") == "cpu"
-    return _ON_A_CPU if twins.label == _PEAK and on_cpu and profiled is None else twins.label
+    was_asked = bool(run.spec.get("loop", {}).get("profile_memory")) or bool(run.measured and run.measured.profiled)
+    return _ON_A_CPU if twins.label == _PEAK and on_cpu and not was_asked else twins.label
 
 
 def _amounts(run: RunRecord) -> Iterator[_Twins]:

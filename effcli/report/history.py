@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.text import Text
 
 from effcli.history.file import OFF, VARIABLE
@@ -14,7 +15,7 @@ from effcli.report.text import plain
 from effcli.units import count, format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from effcli.history.entry import HistoryEntry
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 NUM_SHOWN = 20
 """How many runs the table has."""
+
+_NARROWEST = 60
+"""Columns below which a run's name has lines of its own."""
 
 _AMOUNTS = {
     "optimizer_state": "optimizer state",
@@ -38,7 +42,8 @@ def render_history(history: History, console: Console) -> None:
         console.print(Text(plain(_none(history))), soft_wrap=True)
         return
     console.print(Text("effcli doctor: history", style="bold"))
-    print_parts([fact_grid(_facts(history)), _table(history)], console)
+    runs = [_table(history)] if console.width >= _NARROWEST else _blocks(history)
+    print_parts([fact_grid(_facts(history)), *runs], console)
 
 
 def _none(history: History) -> str:
@@ -82,14 +87,30 @@ def _table(history: History) -> Table:
     table = ruled_table("The newest first", "run", "predicted", "measured", "error")
     for run in reversed(history.runs[-NUM_SHOWN:]):
         table.add_row(plain(_title(run)))
-        for name, label in _AMOUNTS.items():
-            if (pair := run.pairs.get(name)) is not None:
-                how = f" ({run.context_how})" if name == "context" and run.context_how else ""
-                error = "" if pair.error is None else _percent(pair.error, sign="+")
-                cells = (amount(pair.predicted_bytes), amount(pair.measured_bytes), error)
-                table.add_row(plain(f"  {label}{how}"), *cells)
+        for label, *cells in _rows(run):
+            table.add_row(plain(f"  {label}"), *cells)
         table.add_section()
     return table
+
+
+def _blocks(history: History) -> Iterable[RenderableType]:
+    """Yield what the table has with all names on lines of their own, for a terminal too narrow for columns."""
+    yield Text("predicted, measured, error", style="dim")
+    for run in reversed(history.runs[-NUM_SHOWN:]):
+        lines = [Text(plain(_title(run)), overflow="fold")]
+        for label, *cells in _rows(run):
+            lines.append(Text(plain(f"  {label}"), overflow="fold"))
+            lines.append(Text(f"    {', '.join(filter(None, cells))}", overflow="fold"))
+        yield Group(*lines)
+
+
+def _rows(run: HistoryEntry) -> Iterable[tuple[str, str, str, str]]:
+    """Yield for each amount of a run what it is, as predicted and as measured, and the error."""
+    for name, label in _AMOUNTS.items():
+        if (pair := run.pairs.get(name)) is not None:
+            how = f" ({run.context_how})" if name == "context" and run.context_how else ""
+            error = "" if pair.error is None else _percent(pair.error, sign="+")
+            yield f"{label}{how}", amount(pair.predicted_bytes), amount(pair.measured_bytes), error
 
 
 def _title(run: HistoryEntry) -> str:
