@@ -382,3 +382,15 @@ def test_torch_and_the_device_are_mended_in_the_same_way_where_torch_fails(
     record = examined()
     assert line(record, "torch").remedy.startswith(remedy)
     assert line(record, "device").remedy == line(record, "torch").remedy
+
+
+def test_a_history_that_cannot_be_written_is_a_problem_before_a_run_says_so(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv("EFFCLI_HISTORY", str(tmp_path / "link" / "h.jsonl"))
+    check = line(examined(), "history")
+    assert check.status == "problem"
+    assert check.text.endswith(": 0 runs, and no more can be written")
+    monkeypatch.setenv("EFFCLI_HISTORY", str(tmp_path / "new" / "folders" / "h.jsonl"))
+    assert line(examined(), "history").status == "ok"

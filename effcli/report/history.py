@@ -95,7 +95,7 @@ def _table(history: History) -> Table:
 
 def _blocks(history: History) -> Iterable[RenderableType]:
     """Yield what the table has with all names on lines of their own, for a terminal too narrow for columns."""
-    yield Text("predicted, measured, error", style="dim")
+    yield Text("predicted, measured, error; the newest first", style="dim")
     for run in reversed(history.runs[-NUM_SHOWN:]):
         lines = [Text(plain(_title(run)), overflow="fold")]
         for label, *cells in _rows(run):

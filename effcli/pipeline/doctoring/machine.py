@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 from effcli.main_memory import available_to_process, group_limit
+from effcli.pipeline.doctoring.disk import existing, is_writable
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.streams import is_terminal
 from effcli.units import GIB, count, format_bytes
+
+_ANOTHER_HISTORY = "export EFFCLI_HISTORY=FILE, a file of yours, or =off"
 
 _NEEDED_BYTES = 2 * GIB
 """torch, transformers and the small built-in model take some 700 MiB."""
@@ -41,6 +45,10 @@ def check_terminal() -> Checks:
     return (ok("terminal", f"{columns} columns, {colour}, {encoding}"),)
 
 
+def _can_be_added_to(file: Path) -> bool:
+    return os.access(file, os.W_OK) if file.exists() else is_writable(existing(file.parent))
+
+
 def check_history() -> Checks:
     """Return where the history of measured runs is kept, and how many it has."""
     from effcli.history.read import read_history
@@ -50,8 +58,10 @@ def check_history() -> Checks:
         return (note("history", "not kept, since EFFCLI_HISTORY is off"),)
     if history.reason is not None:
         text = f"{history.file or 'its file'} cannot be read: {history.reason}"
-        return (problem("history", text, "export EFFCLI_HISTORY=FILE, a file of yours, or =off"),)
+        return (problem("history", text, _ANOTHER_HISTORY),)
     text = f"{history.file}: {count(len(history.runs), 'run')}"
+    if history.file is not None and not _can_be_added_to(Path(history.file)):
+        return (problem("history", f"{text}, and no more can be written", _ANOTHER_HISTORY),)
     if history.num_damaged:
         return (note("history", f"{text}, and {count(history.num_damaged, 'line')} that could not be read"),)
     return (ok("history", text),)
