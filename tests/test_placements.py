@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from effcli.memory.state import StateSummary, paged_note, predict_state
+from effcli.memory.state import StateSummary, paged_notes, predict_state
 from effcli.models.build import parameter_infos
 from effcli.optim.groups import decay_groups
 from effcli.optim.hyper import default_hyper, resolve_hyper
@@ -208,7 +208,8 @@ def test_a_run_on_a_cpu_pages_nothing_and_says_so(distilbert: Path, tmp_path: Pa
 def test_only_a_paged_optimizer_has_a_note() -> None:
     for entry in entries():
         state = predict_state(entry, [ParamInfo(name="w", shape=(400, 400))], default_hyper(entry))
-        assert (paged_note(entry, state) is not None) is entry.name.startswith("paged-")
+        assert bool(paged_notes(entry, state, device="cuda")) is entry.name.startswith("paged-")
+        assert paged_notes(entry, state, device="cpu") == ()
 
 
 @pytest.mark.parametrize("is_traced", [True, False], ids=["traced", "untraced"])

@@ -111,13 +111,13 @@ def predict_state(entry: OptimizerEntry, params: Iterable[ParamInfo], hyper: Hyp
     )
 
 
-def paged_note(entry: OptimizerEntry, state: StateSummary) -> str | None:
-    """Return how much of a paged optimizer's state is paged on CUDA, and where that lies; None for any other."""
-    if entry.paged_from is None:
-        return None
+def paged_notes(entry: OptimizerEntry, state: StateSummary, *, device: str) -> tuple[str, ...]:
+    """Return how much of a paged optimizer's state is paged, and where that lies; nothing for others, and on a CPU."""
+    if entry.paged_from is None or device != "cuda":
+        return ()
     if paged_bytes := state.placements.get(Placement.PAGED, 0):
-        return f"{entry.name}: {format_bytes(paged_bytes)} of its state lie in {PAGED_MEMORY}."
+        return (f"{entry.name}: {format_bytes(paged_bytes)} of its state lie in {PAGED_MEMORY}.",)
     return (
         f"{entry.name}: none of its state lies in {PAGED_MEMORY}: no trained parameter has "
-        f"{format_count(entry.paged_from)} elements."
+        f"{format_count(entry.paged_from)} elements.",
     )

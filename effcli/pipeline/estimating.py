@@ -18,7 +18,7 @@ from effcli.measure.record import ModelFacts
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.plan import MemoryPlan
-from effcli.memory.state import StateSummary, paged_note, predict_state
+from effcli.memory.state import StateSummary, paged_notes, predict_state
 from effcli.models.attention import check_attention
 from effcli.models.flags import check_model_flags
 from effcli.models.known import KnownModel, known_model
@@ -147,8 +147,7 @@ def _state_notes(
     """Return what should be said about overrides, paging and 8-bit states; one optimizer stands for all 8-bit ones."""
     each = list(zip(entries, settled, states, strict=True))
     notes = dict.fromkeys(note for entry, hyper, _ in each for note in override_notes(entry, hyper))
-    if device == "cuda":
-        notes |= dict.fromkeys(filter(None, (paged_note(entry, state) for entry, _, state in each)))
+    notes |= dict.fromkeys(note for entry, _, state in each for note in paged_notes(entry, state, device=device))
     eight_bit = (eight_bit_note(entry, parameters, hyper, state) for entry, hyper, state in each)
     return (*notes, *islice(filter(None, eight_bit), 1))
 

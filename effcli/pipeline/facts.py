@@ -18,7 +18,7 @@ from effcli.measure.record import (
     RunRecord,
 )
 from effcli.memory.plan import MemoryPlan, exact_plan
-from effcli.memory.state import paged_note
+from effcli.memory.state import paged_notes
 from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
 from effcli.pipeline.amounts import model_facts, optimizer_facts
@@ -45,17 +45,14 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
         parameters=built.parameters,
     )
     optimizer = optimizer_facts(prepared.entry, built.hyper, built.state, model, device=prepared.device.type)
-    notes: tuple[str, ...] = plan.notes if plan else ()
-    if plan is None:
-        plan = exact_plan(
-            weights_bytes=model.weights_bytes,
-            gradients_bytes=model.gradients_bytes,
-            optimizer_state_bytes=optimizer.placements.get(Placement.DEVICE, 0),
-            accum=loop.accum,
-            state_basis=built.state.basis,
-        )
-        paged = paged_note(prepared.entry, built.state) if prepared.device.type == "cuda" else None
-        notes = (paged,) if paged else ()
+    notes = plan.notes if plan else paged_notes(prepared.entry, built.state, device=prepared.device.type)
+    plan = plan or exact_plan(
+        weights_bytes=model.weights_bytes,
+        gradients_bytes=model.gradients_bytes,
+        optimizer_state_bytes=optimizer.placements.get(Placement.DEVICE, 0),
+        accum=loop.accum,
+        state_basis=built.state.basis,
+    )
     return RunRecord(
         command="train",
         spec=prepared.spec.model_dump(mode="json"),

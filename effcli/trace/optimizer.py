@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from effcli.errors import UsageError, first_line
-from effcli.memory.state import StateSummary, paged_note, predict_state
+from effcli.memory.state import StateSummary, paged_notes, predict_state
 from effcli.memory.tape import Alloc, StepTapes
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.groups import is_decayed
@@ -43,8 +43,7 @@ def trace_update(
         raise UsageError("nothing to train: every parameter of the model is frozen; narrow --freeze")
     groups = _groups(params.values(), weight_decay)
     state = predict_state(entry, params.values(), hyper)
-    paged = paged_note(entry, state) if device == "cuda" else None
-    notes = [paged] if paged else []
+    notes = list(paged_notes(entry, state, device=device))
 
     def filled(tensors: Mapping[str, torch.nn.Parameter]) -> list[dict[str, Any]]:
         return [{**group, "params": [tensors[name] for name in group["names"]]} for group in groups]

@@ -142,13 +142,12 @@ def _built(
 ) -> Run:
     """Build the model, open the folder and write the recipe; see `train` for what it raises."""
     prepared, start = attempt.prepared, attempt.start
-    out = str(prepared.spec.output.out)
     planned = attempt.planner.plan(prepared, progress)
     with explained_out_of_memory(lambda error: loading_facts(prepared, error, planned, monitor.peaks())):
         built = build(prepared, meta=False)
     if start.checkpoint:  # the weights come from the checkpoint, whatever they were made of at first
         built = replace(built, weight_notes=())
-    record = planned_record(prepared, built, planned, out=out)
+    record = planned_record(prepared, built, planned, out=str(prepared.spec.output.out))
     notes = (*start.notes, *attempt.notes)
     record = record.model_copy(update={"notes": (*record.notes, *notes), "out_of_memory": attempt.failures})
     for note in (*built.weight_notes, *built.notes, expectation(record), *peak_sentences(record), *notes):
@@ -168,8 +167,12 @@ def _built(
         )
     )
     open_run_folder(folder, lock, overwrite=overwrite)
-    # Without the folder, so that the recipe can be run again; `--resume` takes the folder from `--out`.
-    again = prepared.spec.model_copy(update={"output": prepared.spec.output.model_copy(update={"out": None})})
-    command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
-    write_recipe(again, folder.recipe, f"{RECIPE_PURPOSE} {out}\nCommand: {command}")
+    _write_recipe(prepared.spec, folder)
     return run
+
+
+def _write_recipe(spec: RunSpec, folder: RunFolder) -> None:
+    """Write the specification without the folder, so that it can be run again; `--resume` has the folder by `--out`."""
+    again = spec.model_copy(update={"output": spec.output.model_copy(update={"out": None})})
+    command = f"effcli train --recipe {shlex.quote(str(folder.recipe))}"
+    write_recipe(again, folder.recipe, f"{RECIPE_PURPOSE} {spec.output.out}\nCommand: {command}")
