@@ -65,13 +65,13 @@ def as_percentage(value: Any) -> float | None:
     """Return a number or the text of one, which may end in a percent sign, as a number; None for None.
 
     Raises:
-        ValueError: it is no finite number from 0 on.
+        ValueError: it is no finite number of 0 or more.
     """
     if value is None:
         return None
     number = to_float(value.strip().removesuffix("%") if isinstance(value, str) else value)
     if number is None or number < 0:
-        raise ValueError(f"{value!r} is no percentage from 0 on; give one such as 5 or 5%")
+        raise ValueError(f"{value!r} is no percentage of 0 or more; give one such as 5 or 5%")
     return number or 0.0  # which has no sign
 
 

@@ -256,8 +256,8 @@ def test_torch_reads_any_list_likewise(text: str) -> None:
         ("0,-1,1", "'-1'"),
         ("0,7", "'7', which is no device here"),
         ("GPU-b,GPU-aaaa", A100),
-        ("0,0", "'0' is in it twice"),
-        ("GPU-b,GPU-bb", f"'{T4}' is in it twice"),
+        ("0,0", "'0' is named twice"),
+        ("GPU-b,GPU-bb", f"'{T4}' is named twice"),
         ("0,\x1b[2J", "'?[2J'"),
     ],
 )

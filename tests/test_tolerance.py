@@ -177,7 +177,7 @@ def test_a_percentage_is_read_with_and_without_its_sign(written: object, read: f
     "written", ["nan", "inf", "-1", "-5%", "", "%", "5%%", "five", "1e400", True, float("nan"), [5]]
 )
 def test_anything_else_is_refused_by_its_flag_and_key(written: object) -> None:
-    with pytest.raises(UsageError, match=r"^--tolerance \(output\.tolerance\): .* percentage from 0 on; give one such"):
+    with pytest.raises(UsageError, match=r"^--tolerance \(output\.tolerance\): .* percentage of 0 or more; give one"):
         build_spec({"output": {"tolerance": written}})
 
 

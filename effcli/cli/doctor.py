@@ -15,10 +15,10 @@ DEVICE = "Device"
 def doctor(
     device: Annotated[
         o.Text,
-        o.option("Prove this one: auto, cpu, cuda or cuda:N. Default: the one that a run takes.", DEVICE, "NAME"),
+        o.option("Test this one: auto, cpu, cuda or cuda:N. Default: the one that a run takes.", DEVICE, "NAME"),
     ] = None,
     history: Annotated[
-        bool, o.option("Show instead what runs were predicted to take here, and took.", o.OUTPUT, name="--history")
+        bool, o.option("Show the predicted and measured memory of past runs instead.", o.OUTPUT, name="--history")
     ] = False,
     as_json: o.Json = False,
     quiet: Annotated[bool, o.option("Show problems only.", o.OUTPUT, name="--quiet")] = False,
@@ -26,7 +26,7 @@ def doctor(
         bool, o.option("Show versions, tracebacks, and what libraries complained about.", o.OUTPUT, name="--verbose")
     ] = False,
 ) -> None:
-    """Say what works on this machine, and how to mend what does not: devices, packages, the hub, memory.
+    """Check what works on this machine, and say how to fix what does not: devices, packages, the hub, memory.
 
     The exit code is 4 where --device names a device that cannot work, and 0 whatever else is found.
     """

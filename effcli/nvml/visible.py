@@ -35,7 +35,7 @@ def read_listing(text: str) -> Listing:
     for given in text.split(","):
         entry = _number(given) if prefix is None else given
         if entry in entries:
-            return Listing(stopped=f"'{readable(entry)}' is in it twice")
+            return Listing(stopped=f"'{readable(entry)}' is named twice")
         if not entry or (prefix is not None and not entry.startswith(prefix)):
             return Listing(entries=tuple(entries), stopped=f"CUDA stops at '{readable(given)}', which is no device")
         entries.append(entry)
@@ -54,7 +54,7 @@ def check_listing(listing: Listing, cards: Sequence[CardIdentity]) -> Listing:
                 entries=listing.entries[: len(places)], stopped=f"CUDA stops at '{readable(entry)}', which {why}"
             )
         if fitting[0] in places:
-            return Listing(stopped=f"'{fitting[0].uuid}' is in it twice")
+            return Listing(stopped=f"'{fitting[0].uuid}' is named twice")
         places.extend(fitting)
     return listing
 

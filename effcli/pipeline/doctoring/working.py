@@ -63,7 +63,7 @@ def _stepped(package: str, what: str, answer: Mapping[str, Any]) -> Check:
     """Return the line about an optimizer that made a step; torchao's is compiled in a run on CUDA, and not here."""
     text = f"{what} on {answer['device']} works"
     if answer["not_on"]:
-        return note(package, f"{text}, since {answer['not_on']} is not there")
+        return note(package, f"{text}; {answer['not_on']}, which was asked for, is not there")
     if package != "torchao" or answer["device"] == CPU:
         return ok(package, text)
     text = f"{text}, uncompiled; a run compiles it"
