@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.errors import DeviceError, UsageError
 from effcli.hidden_devices import hide_other_devices, show_all_devices
 from effcli.main_memory import available_to_process
+from effcli.nvml.cuda_versions import needs_newer_driver
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
 from effcli.nvml.visible import VISIBLE, read_listing
 from effcli.units import count
@@ -114,7 +115,7 @@ def _why_no_cuda() -> str:
     except NvmlUnavailableError as error:
         return f"{build} finds no CUDA device: {error.reason}; else use"
     needed = str(torch.version.cuda or "")
-    if needed and newest and int(newest.partition(".")[0]) < int(needed.partition(".")[0]):
+    if needed and needs_newer_driver(needed, newest):
         return (
             f"{build} is built for CUDA {needed}, and the NVIDIA driver serves CUDA up to {newest}; "
             f"update the driver, or install torch for CUDA {newest}, or use"

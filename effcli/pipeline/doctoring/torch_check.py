@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any
 
 from effcli.measure.doctor_record import Check
+from effcli.nvml.cuda_versions import needs_newer_driver, version_numbers
 from effcli.nvml.visible import VISIBLE, check_listing, read_listing
 from effcli.pipeline.doctoring.asking import LATE, Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
@@ -100,7 +101,7 @@ def _build(torch: TorchFacts, driver: DriverFacts) -> Check:
         return ok("torch", f"{text}, sees {count(len(torch.devices), 'device')}{_older_driver(torch, driver)}")
     if hides_all(driver):
         return note("torch", f"{text}; {VISIBLE} hides all cards", f"unset {VISIBLE}")
-    if torch.cuda and _newer_major(torch.cuda, driver.cuda):
+    if torch.cuda and needs_newer_driver(torch.cuda, driver.cuda):
         text, command = f"{text}, but the driver serves CUDA up to {driver.cuda}", command_for(driver)
         return problem("torch", text, command if command == _UPDATE else f"update the NVIDIA driver, or: {command}")
     text = f"{text}, but sees no device: {torch.why_none}"
@@ -119,7 +120,7 @@ def command_for(driver: DriverFacts) -> str:
     """Return the command that installs a build of torch which this driver can run."""
     if driver.cuda is None:
         return _forced("")
-    build = next((name for needed, name in _BUILDS if _numbers(driver.cuda) >= needed), None)
+    build = next((name for needed, name in _BUILDS if version_numbers(driver.cuda) >= needed), None)
     return _UPDATE if build is None else _forced(build)
 
 
@@ -130,17 +131,9 @@ def _forced(build: str) -> str:
 
 def _older_driver(torch: TorchFacts, driver: DriverFacts) -> str:
     """Return what should be said of a driver that serves an older CUDA, though torch runs with it."""
-    if torch.cuda and driver.cuda and _numbers(torch.cuda) > _numbers(driver.cuda):
+    if torch.cuda and driver.cuda and version_numbers(torch.cuda) > version_numbers(driver.cuda):
         return f" (the driver is that of CUDA {driver.cuda}, which it is compatible with)"
     return ""
-
-
-def _newer_major(built: str, served: str | None) -> bool:
-    return served is not None and _numbers(built)[0] > _numbers(served)[0]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) or (0,)
 
 
 def _without_kernels(torch: TorchFacts) -> Checks:
@@ -163,7 +156,7 @@ def _has_code(capability: str, kernels: tuple[str, ...]) -> bool:
     """Return whether one of the architectures runs: `sm_` on its own major version from its minor one on, `compute_`
     (compiled when it is loaded) on everything that is not older; a letter behind the number binds it to that number.
     """
-    wanted = _numbers(capability)
+    wanted = version_numbers(capability)
     for kernel in kernels:
         kind, _, digits = kernel.partition("_")
         number = digits.rstrip("af")
