@@ -58,24 +58,30 @@ class Card:
         return CardReading(total=total, used=used, driver_reserved=driver_reserved, process=process)
 
     def _memory(self) -> tuple[Answer, Answer, Answer]:
-        """Return total, used and what the driver keeps: of version 2 of the answer, or else of version 1.
-
-        A failure that may pass does not lead to version 1, whose `used` means more: a peak would mix the two.
-        """
+        """Return total, used and what the driver keeps."""
         try:
-            try:
-                answer = self.binding.nvmlDeviceGetMemoryInfo(self.handle, version=self.binding.nvmlMemory_v2)
-                kept = _amount(answer.reserved)
-            except Exception as error:
-                if not isinstance(error, (AttributeError, TypeError)) and code_of(error) not in _NO_VERSION_2:
-                    raise
-                answer = self.binding.nvmlDeviceGetMemoryInfo(self.handle)
-                kept = Answer(reason=_NOT_APART)
+            answer, kept = self._memory_info()
             return _sane(_amount(answer.total), _amount(answer.used), kept)
         except Exception as error:
             unless_lost(error)
             unknown = Answer(reason=self._explain(error, not_supported=_SHARED_MEMORY))
             return unknown, unknown, unknown
+
+    def _memory_info(self) -> tuple[Any, Answer]:
+        """Return version 2 of the driver's answer, or else version 1, and what the driver keeps.
+
+        A failure that may pass does not lead to version 1, whose `used` means more: a peak would mix the two.
+
+        Raises:
+            Exception: whatever `pynvml` raises.
+        """
+        try:
+            answer = self.binding.nvmlDeviceGetMemoryInfo(self.handle, version=self.binding.nvmlMemory_v2)
+            return answer, _amount(answer.reserved)
+        except Exception as error:
+            if not isinstance(error, (AttributeError, TypeError)) and code_of(error) not in _NO_VERSION_2:
+                raise
+        return self.binding.nvmlDeviceGetMemoryInfo(self.handle), Answer(reason=_NOT_APART)
 
     def _process(self, pid: int) -> Answer:
         """Return what a process holds: the larger of its amounts as a compute and as a graphics process.
