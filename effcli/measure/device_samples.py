@@ -99,6 +99,23 @@ class _Account:
                 device_bytes=used_bytes,
             )
 
+    def parts(
+        self,
+        *,
+        process_reason: str | None = None,
+        context_reason: str | None = None,
+        others_reason: str | None = None,
+        process_how: str | None = None,
+        others_how: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the amounts by their names in the record, each with why it is missing or how it was found."""
+        return {
+            "process": self.process.amount(process_reason, process_how),
+            "context": self.context.amount(context_reason, process_how),
+            "others": self.others.amount(others_reason, others_how),
+            "highest": self.highest,
+        }
+
 
 class Samples:
     """Adds up samples of a device, in a few numbers however many there are.
@@ -168,8 +185,7 @@ class Samples:
     def _told_parts(self, last: CardReading) -> dict[str, Any]:
         """Return the amounts where the driver tells what the process holds."""
         how = "with what the driver keeps for itself, which it does not tell apart"
-        return _parts(
-            self._told,
+        return self._told.parts(
             context_reason=_NEVER_STILL,
             others_reason=last.used.reason or (_MORE_THAN_USED if self._told.num_still else _NEVER_STILL),
             others_how=how if last.driver_reserved.num_bytes is None else None,
@@ -180,9 +196,8 @@ class Samples:
         why_not = self._why_not_beyond()
         if why_not is not None:
             reasons = {"context_reason": _UNKNOWN_PROCESS, "others_reason": _UNKNOWN_PROCESS}
-            return _parts(self._whole, process_reason=f"{why}; {why_not}", **reasons)
-        return _parts(
-            self._beyond,
+            return self._whole.parts(process_reason=f"{why}; {why_not}", **reasons)
+        return self._beyond.parts(
             context_reason=_NEVER_STILL,
             process_how=f"the whole device less what was in use before this run: {why}",
             others_how="what was in use before this run; what others took since counts as this process's",
@@ -205,21 +220,3 @@ def _others(sample: Sample, process_bytes: int) -> int | None:
     if used_bytes is None or not sample.is_still or used_bytes < process_bytes:
         return None
     return used_bytes - process_bytes
-
-
-def _parts(
-    account: _Account,
-    *,
-    process_reason: str | None = None,
-    context_reason: str | None = None,
-    others_reason: str | None = None,
-    process_how: str | None = None,
-    others_how: str | None = None,
-) -> dict[str, Any]:
-    """Return the amounts of one account by their names in the record."""
-    return {
-        "process": account.process.amount(process_reason, process_how),
-        "context": account.context.amount(context_reason, process_how),
-        "others": account.others.amount(others_reason, others_how),
-        "highest": account.highest,
-    }
