@@ -95,7 +95,8 @@ def built(folder: Path, age: Age = "new") -> Path | None:
     if compiler is None:
         return None
     library = folder / "libnvidia-ml.so.1"
-    options = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", f"-DSTANDIN_AGE={AGES.index(age)}"]
+    # It has no name inside: a CUDA build of torch that asks for the driver's library later would get this one.
+    options = ["-O1", "-shared", "-fPIC", f"-DSTANDIN_AGE={AGES.index(age)}"]
     subprocess.run([compiler, *options, "-o", str(library), str(SOURCE), "-lpthread"], check=True)
     return library
 
