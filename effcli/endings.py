@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import traceback
 
+from effcli import hub
 from effcli.errors import EffcliError, UsageError, WriteError
 from effcli.files import NO_ROOM, refused_write
 from effcli.units import cut
@@ -20,7 +22,15 @@ def ending_of(error: Exception) -> tuple[str, int]:
     number = refused_write(error)
     if number is not None and number in NO_ROOM | {errno.EROFS}:  # others may come of reading
         return f"could not write the output: {os.strerror(number)}", WriteError.exit_code
+    if isinstance(error, ValueError) and not hub.is_address(hub.endpoint()) and _is_of_the_hub(error):
+        return f"{hub.not_an_address()}; unset {hub.ENDPOINT}", UsageError.exit_code
     return f"unexpected fault, {type(error).__name__}: {error} (a bug of effcli; --verbose shows where)", 1
+
+
+def _is_of_the_hub(error: Exception) -> bool:
+    """Return whether an exception came up in huggingface_hub, which cannot even be imported with some addresses."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").partition(".")[0] == "huggingface_hub" for frame, _ in frames)
 
 
 def has_traceback(error: Exception) -> bool:

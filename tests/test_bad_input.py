@@ -214,6 +214,18 @@ def test_without_a_network_a_hub_name_is_given_up_at_once(
         assert "Retrying" not in fresh_process.log
 
 
+@pytest.mark.parametrize("address", ["http://localhost:99999", "http://someone:passw0rd@host:port", "http://a..b"])
+def test_an_address_of_the_hub_that_is_none_is_no_fault_of_ours(address: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
+    done = subprocess.run(
+        [sys.executable, "-m", "effcli", "train", "--model", "someone/some-model", "--max-steps", "1"],
+        env={**environment, "HF_ENDPOINT": address}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "effcli: error: HF_ENDPOINT is 'http://" in done.stderr
+    assert "passw0rd" not in done.stderr
+
+
 @pytest.mark.slow
 def test_the_hub_library_that_is_loaded_later_knows_that_there_is_no_network(distilbert: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
