@@ -15,7 +15,7 @@ import torch
 from transformers import DistilBertForSequenceClassification
 
 from effcli.data.fingerprint import fingerprint
-from effcli.measure.record import BatchSizes
+from effcli.measure.out_of_memory_record import BatchSizes
 from effcli.pipeline import prepare
 from effcli.pipeline.running.auto_batch import smaller
 from tests.commands import csv_file, effcli, same_weights, saved_weights, untimed

@@ -20,7 +20,7 @@ from effcli.errors import InterruptedRunError
 from effcli.history.file import history_file
 from effcli.history.remember import remember
 from effcli.measure.device_record import PhasePeak
-from effcli.measure.record import BatchSizes, OutOfMemoryFacts
+from effcli.measure.out_of_memory_record import BatchSizes, OutOfMemoryFacts
 from effcli.report.progress import QuietProgress
 from tests import cuda_records, histories
 from tests.commands import effcli

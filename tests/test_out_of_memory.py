@@ -14,7 +14,8 @@ import torch
 
 from effcli.errors import OutOfMemoryError
 from effcli.measure.device_record import OthersFacts
-from effcli.measure.record import BatchSizes, Change, OutOfMemoryFacts
+from effcli.measure.out_of_memory_record import BatchSizes, OutOfMemoryFacts
+from effcli.memory.plan import Change
 from effcli.pipeline.running.guards import explained_out_of_memory
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
 from tests.commands import effcli

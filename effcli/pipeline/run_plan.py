@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from effcli.engines.base import Progress
     from effcli.measure.device_record import Doing
-    from effcli.measure.record import OutOfMemoryFacts
+    from effcli.measure.out_of_memory_record import OutOfMemoryFacts
     from effcli.pipeline.prepare import Prepared
     from effcli.pipeline.running.profiled_window import MicroBatch, Window
 

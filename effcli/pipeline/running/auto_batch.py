@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from effcli.measure.device_record import Doing
-from effcli.measure.record import BatchSizes
+from effcli.measure.out_of_memory_record import BatchSizes
 from effcli.memory.fit import largest_divisor
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from effcli.engines.checkpoint import CheckpointStore
     from effcli.engines.session import TrainingSession
-    from effcli.measure.record import OutOfMemoryFacts
+    from effcli.measure.out_of_memory_record import OutOfMemoryFacts
 
 
 _WORKER = "DataLoader worker"

@@ -10,8 +10,8 @@ from effcli.errors import OutOfMemoryError, TraceError
 from effcli.measure import device_monitor
 from effcli.measure.device_record import Doing, OthersFacts
 from effcli.measure.others import held_by_others
+from effcli.measure.out_of_memory_record import BatchSizes, OutOfMemoryFacts
 from effcli.measure.peak import peak_rss_bytes
-from effcli.measure.record import BatchSizes, OutOfMemoryFacts
 from effcli.memory.fit import is_enough
 from effcli.memory.plan import MemoryPlan
 from effcli.pipeline.run_plan import FailurePlan, RunPlanner

@@ -24,7 +24,8 @@ from effcli.files import write_folder, write_text
 from effcli.history.remember import remember
 from effcli.masking import masked
 from effcli.measure.device_monitor import DeviceMonitor
-from effcli.measure.record import OutOfMemoryFacts, RunRecord, UpdateFacts
+from effcli.measure.out_of_memory_record import OutOfMemoryFacts
+from effcli.measure.record import RunRecord, UpdateFacts
 from effcli.models.kv_cache import without_kv_cache
 from effcli.models.lora import save_model
 from effcli.optim.modes import evaluation_weights

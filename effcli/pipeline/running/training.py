@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from effcli.errors import UsageError
 from effcli.interruption import stop_if_interrupted
 from effcli.measure.device_monitor import DeviceMonitor
-from effcli.measure.record import OutOfMemoryFacts, RunRecord
+from effcli.measure.out_of_memory_record import OutOfMemoryFacts
+from effcli.measure.record import RunRecord
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.prepare import Prepared, prepare
