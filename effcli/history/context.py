@@ -17,10 +17,10 @@ NUM_RUNS = 10
 """So many of the latest runs are learnt from: more of them would keep what an older driver took."""
 
 SMALLEST_BYTES, LARGEST_BYTES = 32 * MIB, 4 * GIB
-"""What is outside is no context of torch, but a reading that went wrong or that holds something else.
+"""Bytes below or above these are no context of torch, but a reading that went wrong or that has something else in it.
 
-CUDA alone takes some tens of MiB on the smallest cards, and torch of the days when all kernels were loaded at once took
-about 1.5 GiB.
+CUDA alone takes some tens of MiB on the smallest cards; torch before 1.13, which loaded all kernels at once, took about
+1.5 GiB.
 """
 
 

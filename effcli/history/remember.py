@@ -115,5 +115,5 @@ def _model_name(name: str) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a name of bearable length that can be encoded."""
+    """Return a name that can be encoded, of `_LONGEST_NAME` characters at most."""
     return cut(name.encode(errors="backslashreplace").decode(), _LONGEST_NAME)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class SideThread:
-    """Does some work beside the run; the work raises nothing. Where it never ends, the process can end all the same."""
+    """Does some work, which raises nothing, beside the run; as a daemon, so that the process can end before it."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         self._work = work

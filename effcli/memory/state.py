@@ -23,7 +23,7 @@ from effcli.units import (
 )
 
 PAGED_MEMORY = "paged (managed) memory, outside torch's allocator"
-"""Where the driver moves pages between host and device as they are used, and counts those that are on the device."""
+"""Memory whose pages the driver moves between host and device as they are used; it counts those on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

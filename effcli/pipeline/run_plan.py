@@ -41,8 +41,8 @@ class FailurePlan:
 def _present_limits(device: torch.device) -> Limits:
     """Return what the device has free now for a run, and on CUDA what of the context is there already.
 
-    That is taken to be all of it, which says too much by the kernels that are still to be loaded, but no more than the
-    device has in use.
+    All of it is taken to be there, but no more than the device has in use. That is too much by the kernels that are
+    still to be loaded.
     """
     if device.type != "cuda":
         return Limits.of(budget_bytes=available_bytes(device), context=None)

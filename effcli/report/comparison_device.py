@@ -45,7 +45,7 @@ def device_table(record: ComparisonRecord, encoding: str) -> Table:
 
 
 def device_remarks(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
-    """Yield what the columns are, why numbers are missing, and whose most was in a part of the run not planned."""
+    """Yield what the columns are, why numbers are missing, and which peaks are of unplanned parts of a run."""
     if has(record, "peak_reserved_bytes") or has(record, "predicted_peak_reserved_bytes"):
         yield "reserved", "what torch's allocator holds of the device for tensors"
     if has(record, "peak_context_bytes"):

@@ -72,7 +72,7 @@ def _about_the_rest(record: RunRecord) -> str:
 
 
 def _about_peaks(record: RunRecord, measured: Measured) -> _Told:
-    """Yield what the peaks are, in which part of the run the highest was where that is not planned, or what lacks."""
+    """Yield what the peaks are, which unplanned part of the run had the highest, and which are missing."""
     if measured.peak_allocated_bytes is not None:
         told = "the most in the whole run; allocated: what tensors took"
         if measured.allocator is not None:
@@ -112,7 +112,7 @@ def unplanned_remarks(record: RunRecord) -> _Told:
 
 
 def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
-    """Yield which sample the driver's numbers are of, what was higher in others, and how much there is in all."""
+    """Yield which sample the driver's numbers are from, what was higher in others, and the size of the device."""
     known = [what for what in SAMPLED if sampled_bytes(nvml, what) is not None]
     if not known:
         return

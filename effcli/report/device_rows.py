@@ -97,7 +97,7 @@ class _Peak:
         return self.of_updates == self.whole
 
     def row(self, label: str) -> MemoryRow:
-        """Return the peak of the whole run, beside the plan where the two are of the same."""
+        """Return the peak of the whole run; beside the plan only where both are that of updates."""
         known = (self.planned, self.basis) if self.is_planned else (None, "")
         return MemoryRow(label=label, estimated=known[0], measured=self.whole, basis=known[1], is_sum=True)
 
@@ -155,7 +155,7 @@ def _peaks(record: RunRecord) -> tuple[_Peak, _Peak]:
 
 
 def _beside_updates(peak: _Peak) -> list[MemoryRow]:
-    """Return what updates had allocated beside their plan, and what another part of the run had more."""
+    """Return what updates had allocated beside their plan, and how much more another part of the run had."""
     updates = MemoryRow(
         label="peak of updates", estimated=peak.planned, measured=peak.of_updates, basis=peak.basis, is_sum=True
     )
