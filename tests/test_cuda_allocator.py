@@ -259,6 +259,14 @@ def test_a_state_that_was_there_before_is_no_change(
     assert reason in steps.reason
 
 
+def test_an_entry_without_anything_in_it_is_no_state(optimizer: torch.optim.Optimizer) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        assert not optimizer.state[parameter]
+    steps = first_steps(LiveTensors(), optimizer)
+    optimizer.step()
+    assert (steps.change_bytes, steps.reason) == (F1_ADAMW, None)
+
+
 def test_a_step_that_the_scaler_skips_is_none(optimizer: torch.optim.Optimizer) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     steps = first_steps(LiveTensors(), optimizer)

@@ -114,6 +114,18 @@ def test_runs_of_one_process_have_peaks_of_their_own(
     assert nothing_left(driver)
 
 
+def test_what_an_earlier_run_of_the_process_left_is_none_of_this_runs(
+    run: tuple[object, ...], driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched(driver, monkeypatch, counters=LiveTensors())
+    first, second = (
+        effcli(*run, "--max-steps", 1, "--nvml-interval", 2, "--out", tmp_path / out).record["measured"]
+        for out in ("first", "second")
+    )
+    assert second["peak_allocated_bytes"] <= first["peak_allocated_bytes"]
+    assert second["allocator"]["phases"]["loading"]["peak_allocated_bytes"] < F1_ADAMW
+
+
 def test_a_resumed_run_did_not_make_the_state(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched(driver, monkeypatch)
     flags = settings(tmp_path, "o", {})

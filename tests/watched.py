@@ -60,6 +60,10 @@ class LiveTensors(FakeCounters):
         self.hold(live_bytes, live_bytes)
         return super().read()
 
+    def reset_peaks(self) -> None:
+        self.read()
+        super().reset_peaks()
+
 
 def believe_in_a_device(
     monkeypatch: pytest.MonkeyPatch,

@@ -19,6 +19,7 @@ from effcli.measure.cuda_allocator import (
 from effcli.measure.device_record import AllocatorFacts, Doing, NvmlFacts
 from effcli.measure.device_samples import Baseline
 from effcli.measure.first_steps import FirstSteps
+from effcli.measure.free_memory import free_memory
 from effcli.measure.sampler import Sampler
 from effcli.nvml.answers import CardReading
 
@@ -96,6 +97,12 @@ def _in_use(reading: CardReading) -> Baseline:
     return Baseline(used_bytes=reading.used.num_bytes, reason=reading.used.reason)
 
 
+def _let_go(counters: Counters) -> None:
+    """Free what an earlier run of this process left, which would count as this run's: models lie in cycles."""
+    if counters.read().reserved_bytes:
+        free_memory()
+
+
 class DeviceMonitor:
     """Watches a device while its `with` block lasts, from before a run's model is built; inert on a CPU.
 
@@ -118,6 +125,7 @@ class DeviceMonitor:
     def __enter__(self) -> DeviceMonitor:
         if self._watched is not None:
             with suppress(RuntimeError):  # of an allocator that is plugged in: it counts nothing
+                _let_go(self._watched.counters)
                 self._phases = AllocatorPhases(self._watched.counters)
         if self._sampler is not None:
             try:

@@ -59,7 +59,7 @@ class FirstSteps:
         self._depth += 1  # a class whose `step` calls that of its base may run the hooks twice (torch 2.13)
         if self._depth > 1 or self._is_over:
             return
-        if not self._done and optimizer.state:
+        if not self._done and _has_state(optimizer):
             self._reason = "the optimizer had its state, or a part of it, before its first step"
             return
         self._pause.begin()
@@ -76,3 +76,8 @@ class FirstSteps:
     @property
     def _is_over(self) -> bool:
         return self._done == self._wanted or self._reason is not None
+
+
+def _has_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether anything is kept for a parameter; to look one up leaves an empty entry (schedulefree 1.4)."""
+    return any(not isinstance(entry, dict) or entry for entry in optimizer.state.values())

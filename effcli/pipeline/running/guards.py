@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line, kind_and_line
 from effcli.files import NO_ROOM, refused_write
+from effcli.measure.free_memory import free_memory
 from effcli.models.finite import first_not_finite
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
 
@@ -55,15 +55,6 @@ def _let_go(error: BaseException) -> None:
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
     free_memory()
-
-
-def free_memory() -> None:
-    """Give back what nothing refers to any more, and what torch's allocator keeps for later."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from effcli.errors import UsageError
 from effcli.interruption import stop_if_interrupted
 from effcli.measure.device_monitor import DeviceMonitor
+from effcli.measure.free_memory import free_memory
 from effcli.measure.out_of_memory_record import OutOfMemoryFacts
 from effcli.measure.record import RunRecord
 from effcli.pipeline.build import build
@@ -17,7 +18,7 @@ from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.prepare import Prepared, prepare
 from effcli.pipeline.run_plan import RunPlanner
 from effcli.pipeline.running.auto_batch import smaller, with_sizes
-from effcli.pipeline.running.guards import explained_out_of_memory, free_memory
+from effcli.pipeline.running.guards import explained_out_of_memory
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError, explained, going_on, loading_facts, where
 from effcli.pipeline.running.resuming import Start, find_start
 from effcli.pipeline.running.run import Run, RunParts
