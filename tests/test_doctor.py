@@ -92,9 +92,9 @@ def test_cards_are_told_apart_by_identifier_where_cuda_numbers_them_otherwise(
         (f"GPU-{T4}", "cuda:1"), (f"GPU-{H100}", "cuda:0"), (f"GPU-{L4}", None),
     ]  # fmt: skip
     h100 = named(record, f"GPU-{H100}")
-    assert h100.total.last_bytes == 80 * GIB
-    assert h100.by_others.last_bytes == 2 * GIB
-    assert h100.free.last_bytes == 80 * GIB - 2 * GIB - GIB // 2
+    assert h100.total.num_bytes == 80 * GIB
+    assert h100.by_others.num_bytes == 2 * GIB
+    assert h100.free.num_bytes == 80 * GIB - 2 * GIB - GIB // 2
     assert (h100.capability, h100.bf16) == ("9.0", True)
     t4, h100_line, l4 = lines(record, "card")
     assert t4.status == h100_line.status == "ok"
@@ -140,10 +140,10 @@ def test_a_mig_instance_is_read_where_its_card_may_not_be(
         f"GPU-{T4}": None, f"MIG-{FIRST}": "cuda:0" if seen == FIRST else None,
         f"MIG-{SECOND}": "cuda:0" if seen == SECOND else None,
     }  # fmt: skip
-    assert named(record, f"MIG-{FIRST}").total.last_bytes == 4864 * 2**20
+    assert named(record, f"MIG-{FIRST}").total.num_bytes == 4864 * 2**20
     assert named(record, f"MIG-{FIRST}").parent_uuid == f"GPU-{T4}"
     parent = named(record, f"GPU-{T4}")
-    assert parent.total.last_bytes is None
+    assert parent.total.num_bytes is None
     assert parent.total.reason
     assert "1 card with 2 MIG instances" in line(record, "driver").text
     assert "divided into MIG instances" in lines(record, "card")[0].text
@@ -159,8 +159,7 @@ def test_memory_that_the_driver_does_not_tell_is_never_a_number(memory: str, car
     record = examined()
     (card,) = record.cards
     for amount in (card.total, card.free, card.by_others):
-        assert amount.last_bytes is None
-        assert amount.peak_bytes is None
+        assert amount.num_bytes is None
         assert amount.reason
     assert line(record, "card").status == "note"
     assert "memory unified with the machine's n/a: " in line(record, "card").text
@@ -171,7 +170,7 @@ def test_a_device_that_only_torch_knows_is_listed_too(play: Play) -> None:
     play(torch={"answer": cuda_build(device(0, T4, "Orin", "8.7"))})
     record = examined()
     (card,) = record.cards
-    assert (card.device, card.name, card.total.last_bytes, card.free.last_bytes) == ("cuda:0", "Orin", 15 * GIB, None)
+    assert (card.device, card.name, card.total.num_bytes, card.free.num_bytes) == ("cuda:0", "Orin", 15 * GIB, None)
     assert "15.00 GiB, what is free n/a: " in line(record, "card").text
 
 
@@ -303,9 +302,9 @@ def test_a_card_for_which_torch_has_no_code_is_a_problem(
 def test_an_older_driver_counts_its_own_share_among_what_others_hold(cards: Driver, play: Play) -> None:
     cards.play(THREE_CARDS)
     h100 = named(examined(), f"GPU-{H100}")
-    assert h100.by_others.last_bytes == 2 * GIB + GIB // 2
+    assert h100.by_others.num_bytes == 2 * GIB + GIB // 2
     assert h100.by_others.how == "with what the driver keeps for itself"
-    assert h100.free.last_bytes == 80 * GIB - 2 * GIB - GIB // 2
+    assert h100.free.num_bytes == 80 * GIB - 2 * GIB - GIB // 2
     assert "2.50 GiB used by others and the driver" in lines(examined(), "card")[1].text
 
 
@@ -325,8 +324,8 @@ def test_a_divided_card_without_instances_is_told(cards: Driver, play: Play) -> 
 def test_a_card_that_is_lost_while_it_is_looked_at_is_told(cards: Driver, play: Play) -> None:
     cards.play(f"{THREE_CARDS}\n    fail nvmlDeviceGetMemoryInfo 15 on GPU-{H100}")
     t4, h100, _ = examined().cards
-    assert t4.total.last_bytes == 15 * GIB
-    assert h100.total.last_bytes is None
+    assert t4.total.num_bytes == 15 * GIB
+    assert h100.total.num_bytes is None
     assert "lost" in (h100.total.reason or "")
 
 

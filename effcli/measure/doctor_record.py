@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from effcli.facts import Fact
-from effcli.measure.device_record import Amount
 
 CheckStatus = Literal["ok", "note", "problem"]
 """`note`: nothing is broken, but something is not there, such as a GPU or a network."""
@@ -20,6 +19,14 @@ class Check(Fact):
     status: CheckStatus
     text: str
     remedy: str = ""
+
+
+class Reading(Fact):
+    """Bytes of a card, or None and the `reason`; `how` says where they come from if not straight from the driver."""
+
+    num_bytes: int | None = None
+    reason: str | None = None
+    how: str | None = None
 
 
 class CardFacts(Fact):
@@ -39,9 +46,9 @@ class CardFacts(Fact):
     capability: str | None = None
     bf16: bool | None = None
     unified: bool | None = None
-    total: Amount = Amount()
-    free: Amount = Amount()
-    by_others: Amount = Amount()
+    total: Reading = Reading()
+    free: Reading = Reading()
+    by_others: Reading = Reading()
     unreadable: str | None = None
 
 

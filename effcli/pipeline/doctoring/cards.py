@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from effcli.measure.device_record import Amount
-from effcli.measure.doctor_record import CardFacts, Check
+from effcli.measure.doctor_record import CardFacts, Check, Reading
 from effcli.nvml.answers import Answer, CardReading
 from effcli.nvml.visible import VISIBLE
 from effcli.pipeline.doctoring.driver import DriverCard, DriverFacts
@@ -65,8 +64,8 @@ def _facts(card: DriverCard, device: TorchDevice | None) -> CardFacts:
         capability=device.capability if device else None,
         bf16=device.bf16 if device else None,
         unified=device.unified if device else None,
-        total=_amount(reading.total),
-        free=_amount(_free(reading.total, reading.used, reading.driver_reserved)),
+        total=_known(reading.total),
+        free=_known(_free(reading.total, reading.used, reading.driver_reserved)),
         by_others=_by_others(reading),
         unreadable=identity.unreadable,
     )
@@ -75,7 +74,7 @@ def _facts(card: DriverCard, device: TorchDevice | None) -> CardFacts:
 def _only_torchs(device: TorchDevice, driver: DriverFacts) -> CardFacts:
     """Return a device that the driver does not list; its memory is as torch says, what is free stays unknown."""
     reason = driver.reason or "the driver does not list this device"
-    total = Amount(peak_bytes=device.total_bytes, last_bytes=device.total_bytes, how="as torch says")
+    total = Reading(num_bytes=device.total_bytes, how="as torch says")
     return CardFacts(
         name=device.name,
         uuid=device.uuid,
@@ -83,22 +82,22 @@ def _only_torchs(device: TorchDevice, driver: DriverFacts) -> CardFacts:
         capability=device.capability,
         bf16=device.bf16,
         unified=device.unified,
-        total=total if device.total_bytes is not None else Amount(reason=device.failure or reason),
-        free=Amount(reason=reason),
-        by_others=Amount(reason=reason),
+        total=total if device.total_bytes is not None else Reading(reason=device.failure or reason),
+        free=Reading(reason=reason),
+        by_others=Reading(reason=reason),
         unreadable=device.failure or None,
     )
 
 
-def _by_others(reading: CardReading) -> Amount:
+def _by_others(reading: CardReading) -> Reading:
     """Return all that is in use: whoever asked holds nothing of it."""
-    amount = _amount(reading.used)
-    apart = reading.driver_reserved.num_bytes is not None or amount.last_bytes is None
-    return amount if apart else amount.model_copy(update={"how": WITH_DRIVERS})
+    used = _known(reading.used)
+    apart = reading.driver_reserved.num_bytes is not None or used.num_bytes is None
+    return used if apart else used.model_copy(update={"how": WITH_DRIVERS})
 
 
-def _amount(answer: Answer) -> Amount:
-    return Amount(peak_bytes=answer.num_bytes, last_bytes=answer.num_bytes, reason=answer.reason)
+def _known(answer: Answer) -> Reading:
+    return Reading(num_bytes=answer.num_bytes, reason=answer.reason)
 
 
 def _free(total: Answer, used: Answer, kept: Answer) -> Answer:
@@ -140,7 +139,7 @@ def _check(card: CardFacts, *, torch_sees: bool, hidden: bool) -> Check:
         return note("card", text)
     if card.device is None and torch_sees:
         return note("card", f"{text}; torch does not see it")
-    return ok("card", text) if card.total.peak_bytes is not None else note("card", text)
+    return ok("card", text) if card.total.num_bytes is not None else note("card", text)
 
 
 def _where(card: CardFacts, hidden: bool) -> str:
@@ -154,7 +153,7 @@ def short(uuid: str | None) -> str:
 
 
 def _memory(card: CardFacts) -> str:
-    total, free, others = card.total.peak_bytes, card.free.peak_bytes, card.by_others.peak_bytes
+    total, free, others = card.total.num_bytes, card.free.num_bytes, card.by_others.num_bytes
     shared = " unified with the machine's" if card.unified else ""
     if total is None:
         return f"memory{shared} n/a: {card.total.reason}"
