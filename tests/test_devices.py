@@ -334,3 +334,22 @@ def test_this_module_imports_neither_torch_nor_the_binding() -> None:
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, env=environment)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_run_has_its_device_before_libraries_are_imported_that_start_cuda(command: str) -> None:
+    """torchao asks Triton about the card as it is imported, and transformers' models import torchao."""
+    program = f"""
+import sys
+from effcli import devices, pipeline
+from effcli.report.progress import QuietProgress
+from effcli.spec import RunSpec
+
+def choose(name):
+    sys.exit(f"{{name}} {{sorted({{'transformers', 'torchao', 'peft', 'accelerate'}} & set(sys.modules))}}")
+
+devices.resolve_device = choose
+pipeline.{command}(RunSpec(loop={{"device": "cuda:1"}}), progress=QuietProgress())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stderr.strip() == "cuda:1 []"

@@ -98,6 +98,7 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
     Raises:
         EffcliError: see `effcli.pipeline.prepare.prepare`.
     """
+    _hide_other_devices(spec)
     from effcli.pipeline.build import build
     from effcli.pipeline.facts import planned_record
     from effcli.pipeline.prepare import prepare
@@ -137,8 +138,23 @@ def train(
     Raises:
         EffcliError: see `effcli.pipeline.running.training.train`.
     """
+    _hide_other_devices(spec)
     from effcli.pipeline.running import training
 
     return training.train(
         spec, progress=progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates
     )
+
+
+def _hide_other_devices(spec: RunSpec) -> None:
+    """Choose the device of a run before anything is imported that starts CUDA, after which none can be hidden.
+
+    torchao does (0.18): as it is imported it asks Triton about the card, and transformers imports it (5.24).
+
+    Raises:
+        EffcliError: the device is not there, or several processes were launched.
+    """
+    from effcli.devices import refuse_many_processes, resolve_device
+
+    refuse_many_processes()
+    resolve_device(spec.loop.device)
