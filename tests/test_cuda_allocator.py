@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from effcli.measure.cuda_allocator import (
     ALWAYS,
@@ -18,6 +21,7 @@ from effcli.measure.cuda_allocator import (
     TorchCounters,
     allocator_facts,
 )
+from effcli.measure.device_record import Doing
 from effcli.measure.first_steps import FirstSteps
 from effcli.measure.whereabouts import Whereabouts
 from tests import gpu
@@ -92,6 +96,48 @@ def test_updates_that_are_short_beside_looking_at_them_are_left_out_and_count_in
     # No part has another's bytes, although peaks of updates that were left out lie between.
     for number, phase in enumerate(("forward", "backward", "step")):
         assert 1000 * number + ALWAYS <= facts.phases[phase].peak_allocated_bytes <= 1000 * number + 200
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["update", "two batches", "skipped", "evaluation", "no step yet"]),
+            st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=3),
+            st.sampled_from([0.0, 0.5]),
+        ),
+        max_size=40,
+    )
+)
+def test_peaks_of_any_run_are_those_of_its_parts_and_of_torch(
+    run: list[tuple[str, list[tuple[int, int]], float]],
+) -> None:
+    parts: dict[str, list[Doing]] = {
+        "update": ["forward", "backward", "step"],
+        "two batches": ["forward", "backward", "forward", "backward", "step"],
+        "skipped": ["forward", "backward"],
+        "evaluation": ["evaluation", "evaluation"],
+        "no step yet": ["forward"],
+    }
+    counters, clock = FakeCounters(), Clock()
+    phases = AllocatorPhases(counters, clock=clock)
+    most: dict[str, list[Peaks]] = {}
+    now = (0, 0)
+    for kind, amounts, cost_s in [("update", [(1, 1)], 0.5)] * ALWAYS + run:
+        clock.each_look = cost_s
+        for part in parts[kind]:
+            phases.enter(part)
+            for amount in (now, *amounts):
+                counters.hold(*amount)
+                most.setdefault(part, []).append(Peaks(*amount))
+            now = amounts[-1]
+        assert phases.peaks() == counters.ever
+    facts = allocator_facts(counters, phases, None)
+    assert (facts.peak_allocated_bytes, facts.peak_reserved_bytes) == counters.ever
+    highest = {part: Peaks(*map(max, *amounts, (0, 0))) for part, amounts in most.items()}
+    for part, peak in facts.phases.items():
+        found = Peaks(peak.peak_allocated_bytes, peak.peak_reserved_bytes)
+        assert found == highest.get(part, Peaks()) or facts.num_updates_seen is not None
+        assert all(map(operator.le, found, highest.get(part, Peaks())))
 
 
 def test_an_evaluation_is_looked_at_whatever_it_costs() -> None:

@@ -117,7 +117,7 @@ class AllocatorPhases:
     def __init__(self, counters: Counters, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._counters, self._clock = counters, clock
         self._phase: Doing = "loading"
-        self._is_seen = self._sees_update = True
+        self._is_seen = self._sees_update = self._has_seen_all = True
         self._phases: dict[Doing, Peaks] = {}
         self._all = Peaks()
         self._num_updates = self._num_seen = 0
@@ -138,6 +138,7 @@ class AllocatorPhases:
         elif self._phase in ("loading", "step", "evaluation"):
             self._sees_update = self._num_updates < ALWAYS or self._spent_s <= SHARE * (now_s - self._began_s)
         sees_next = self._sees_update or phase == "evaluation"
+        self._has_seen_all &= sees_next
         if self._is_seen or sees_next:
             self._end()
         self._phase, self._is_seen = phase, sees_next
@@ -163,8 +164,8 @@ class AllocatorPhases:
 
     @property
     def num_updates_seen(self) -> int | None:
-        """Return how many updates the parts are of, None where they are of all."""
-        return None if self._num_seen == self._num_updates else self._num_seen
+        """Return how many updates the parts are of, None where they are of all, those without a step included."""
+        return None if self._has_seen_all else self._num_seen
 
     def _end(self) -> None:
         peaks = _peaks_of(self._counters.read())
