@@ -57,7 +57,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     asked = int(name.partition(":")[2] or 0)
     index = asked if is_cpu_build() else hide_other_devices(asked, name)
-    if not torch.cuda.is_available():
+    if not _has_cuda():
         show_all_devices()
         if name == "auto":
             return torch.device("cpu")
@@ -65,6 +65,16 @@ def resolve_device(name: str) -> torch.device:
     if index >= torch.cuda.device_count():
         raise DeviceError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return torch.device("cuda", index)
+
+
+def _has_cuda() -> bool:
+    """Tell whether torch has a CUDA device, also where it is told to ask NVML, which may be there without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1":
+        return bool(torch.cuda.is_available())
+    num_devices = getattr(torch._C, "_cuda_getDeviceCount", None)  # what torch asks otherwise (2.13)
+    return num_devices is None or num_devices() > 0
 
 
 def activate(device: torch.device) -> None:

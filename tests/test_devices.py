@@ -353,3 +353,14 @@ pipeline.{command}(RunSpec(loop={{"device": "cuda:1"}}), progress=QuietProgress(
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
     assert done.stderr.strip() == "cuda:1 []"
+
+
+def test_a_driver_that_serves_nvml_alone_is_no_cuda_device(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.play(f"{THREE}\n")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    monkeypatch.setattr("effcli.devices.is_cpu_build", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 0, raising=False)
+    with pytest.raises(DeviceError, match="finds no CUDA device, though the NVIDIA driver has 3 cards"):
+        resolve_device("cuda")
+    assert resolve_device("auto") == torch.device("cpu")
