@@ -250,7 +250,7 @@ def test_a_plan_of_torchs_default_allocator_is_not_held_against_what_another_res
 
 def test_what_nvidia_smi_shows_is_told_where_the_driver_knows_the_process() -> None:
     told = facts(shown(cuda_records.completed()), "nvidia-smi")
-    assert told == "shows this process and the device in use: all of reserved, whatever tensors take of it"
+    assert told == "shows this process and the device in use: with all of reserved, used by tensors or not"
     for kind in ("process not listed", "less what was before", "no permission"):
         assert not facts(shown(cuda_records.ALL[kind]()), "nvidia-smi")
 
@@ -448,6 +448,10 @@ def test_a_plan_of_updates_stands_beside_what_updates_took_wherever_the_two_are_
     )
     (last,) = re.findall(r"<td>([^<]*)</td></tr>", phase_table(names_of(record)))
     assert last == "14.65 GiB"
+    told = "most was allocated outside updates, which alone are predicted"
+    for shown_record, is_told in ((record, True), (cuda_records.three(), False)):
+        write_page(shown_record, tmp_path / "page.html")
+        assert (told in (tmp_path / "page.html").read_text()) is is_told
 
 
 def test_the_page_shows_the_device_and_says_what_its_numbers_are(tmp_path: Path) -> None:

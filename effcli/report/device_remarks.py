@@ -118,7 +118,7 @@ def _about_samples(nvml: NvmlFacts, allocator: AllocatorFacts | None) -> _Told:
         return
     yield "NVML", f"what stands below reserved: {_which_sample(nvml)}"
     if "process" in known and nvml.process.how is None:
-        yield "nvidia-smi", "shows this process and the device in use: all of reserved, whatever tensors take of it"
+        yield "nvidia-smi", "shows this process and the device in use: with all of reserved, used by tensors or not"
     if nvml.num_failed:
         yield "NVML", f"{count(nvml.num_failed, 'sample')} more brought nothing"
     then = nvml.highest.reserved_bytes if nvml.highest else None

@@ -17,6 +17,7 @@ from effcli.report.page.shell import chart_box, escaped, layer_legend, legend
 from effcli.report.page.tables import evaluation_table, memory_table, phase_table, tradeoff_table
 from effcli.report.skyline import total_bytes
 from effcli.report.text import common_unit, in_unit
+from effcli.units import listed
 
 if TYPE_CHECKING:
     from effcli.measure.record import RunRecord
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 _LIVE_HEIGHT = 220
 _ROOM_ABOVE = 1.08
 """The scale of live bytes ends at so many times the highest peak."""
+_PEAKS = (
+    "Measured: the highest of the whole run, each column at a moment of its own; reserved as torch counts it, the"
+    " others of the driver's samples. Predicted: of updates alone."
+)
+"""What is said of the table of the device."""
 _AGAINST: Mapping[Against, str] = {"updates": "Against updates", "time": "Against time of training"}
 
 
@@ -66,9 +72,11 @@ def _memory(names: Sequence[Named]) -> Section:
 def _on_the_device(names: Sequence[Named]) -> Iterable[str]:
     """Yield what runs on CUDA took of the device, what these numbers are, and the peaks of each phase."""
     if table := device_table(names):
-        yield f"<h3>On the device</h3>{table}"
+        is_measured = any(named.run is not None and named.run.measured for named in names)
+        told = f'<p class="how">{_PEAKS}</p>' if is_measured else ""
+        yield f"<h3>On the device</h3>{told}{table}"
     if notes := device_notes(names):
-        yield f"<details><summary>What these numbers are</summary>{notes}</details>"
+        yield f"<details><summary>What the numbers of the chart are</summary>{notes}</details>"
     if phases := measured_phase_table(names):
         yield f"<details><summary>Most allocated in each phase</summary>{phases}</details>"
 
@@ -80,6 +88,9 @@ def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:
         yield "Weights and state are measured one by one."
     if REST[0] in parts:
         yield "The rest of a measured peak holds activations, temporaries, and gradients that are not whole yet."
+    outside = [named.short for named in names if named.run is not None and _is_outside_updates(named.run)]
+    if outside:
+        yield f"{escaped(listed(outside, None))}: most was allocated outside updates, which alone are predicted."
     if any(planned_for_profiled(run) is not None for run in runs):
         yield (
             "The predicted bar is of the largest batch; the mark on a measured bar is the peak that was planned for"
@@ -89,6 +100,12 @@ def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:
         yield f"Where no peak is known, bars hold weights, gradients and state alone ({AT_LEAST.strip()})."
     if len({seed for named in names for seed, *_ in named.runs}) > 1:
         yield "Of several seeds the first that finished is drawn."
+
+
+def _is_outside_updates(run: RunRecord) -> bool:
+    """Return whether the measured peak is that of another part of the run than its updates."""
+    measured = run.measured
+    return measured is not None and measured.update_peak_allocated_bytes != measured.peak_allocated_bytes
 
 
 def _losses(names: Sequence[Named]) -> Section:
