@@ -38,6 +38,9 @@ class PhasePeak(Fact):
 class AllocatorFacts(Fact):
     """What torch's CUDA allocator counted: tensors (allocated) and what it holds of the device (reserved).
 
+    `torch.cuda.memory_summary()` calls them "Allocated memory" and "GPU reserved memory"; its peaks begin anew during a
+    run, as parts of a run are counted one by one. Allocated bytes are those of whole blocks, "Requested memory" is not.
+
     `first_step_change_bytes` is what the allocated bytes rose by around the first optimizer step, around the first two
     where states are paged; None where that step did not create the state, and `first_step_reason` says why.
     `cublas_workspace_bytes` are among the allocated, None where they could not be told (`cublas_reason`).
@@ -111,7 +114,8 @@ class NvmlFacts(Fact):
     `reason` says why there is no reading at all, or why reading ended before the run did. `device` is all that is in
     use, `process` what this process holds, `context` that less what torch's allocator had reserved at the same moment,
     `others` what is left of the device. `driver_reserved_bytes` are what the driver keeps for itself, None where it
-    does not tell; they are no part of `device`. `mean_interval_s` is what became of `interval_s`: a sample that takes
+    does not tell; they are no part of `device`, which is what nvidia-smi shows in use: since drivers 510 without what
+    the driver keeps, before them with it. `mean_interval_s` is what became of `interval_s`: a sample that takes
     much of a processor is followed by a longer wait. `num_failed` samples brought nothing and are not in `num_samples`.
     """
 
