@@ -178,7 +178,10 @@ def test_peaks_of_the_parts_are_those_that_torch_would_have_said() -> None:
     watcher.detach()
     found = phases.phases
     assert unwatched.allocated_bytes == max(peaks.allocated_bytes for peaks in found.values())
-    assert found["forward"].allocated_bytes <= found["backward"].allocated_bytes + found["step"].allocated_bytes
+    # Weights and moments lie in all parts; gradients, as large as the weights, are freed where the step is over.
+    assert found["forward"].allocated_bytes >= 3 * moments
+    assert found["backward"].allocated_bytes >= 4 * moments
+    assert found["step"].allocated_bytes >= 4 * moments
 
 
 def test_the_driver_and_torch_name_the_same_card() -> None:

@@ -451,6 +451,16 @@ def test_a_divided_card_of_several_instances_says_what_to_name(driver: Driver) -
         assert "CUDA_VISIBLE_DEVICES" in str(answer.reason)
 
 
+def test_what_root_is_told_of_a_divided_card_is_not_what_an_instance_has(driver: Driver) -> None:
+    driver.play(
+        f"card {UUID} A card\nmig on\nmemory {40 * GIB} {10 * GIB}\nprocess self 100 compute 7 0\n"
+        f"instance MIG-1 7 0 0\nmemory {GIB} 5\ninstance MIG-2 8 0 1\nmemory {GIB} 5\n"
+    )
+    reading = read(UUID)
+    assert amounts(reading) == [None, None, None, 100]
+    assert "CUDA_VISIBLE_DEVICES" in str(reading.used.reason)
+
+
 def test_a_process_on_a_divided_card_adds_up_over_instances_not_over_lists(driver: Driver) -> None:
     driver.play(
         f"card {UUID} A card\nmig on\nmemory {40 * GIB} {10 * GIB}\n"

@@ -18,8 +18,11 @@ GIB = 2**30
 TOTAL = 80 * GIB
 
 
-def watched(names: Callable[[], tuple[str, ...]] = lambda: (CARD,), why_no_driver: str | None = None) -> CudaDevice:
-    return CudaDevice(counters=FakeCounters(), card_names=names, has_context=lambda: True, why_no_driver=why_no_driver)
+def watched(
+    names: Callable[[], tuple[str, ...]] = lambda: (CARD,), why_no_driver: str | None = None, reserved_bytes: int = 0
+) -> CudaDevice:
+    counters = FakeCounters(0, reserved_bytes)
+    return CudaDevice(counters=counters, card_names=names, has_context=lambda: True, why_no_driver=why_no_driver)
 
 
 def asked(driver: Driver, script: str) -> OthersFacts:
@@ -41,6 +44,14 @@ def test_what_is_in_use_beside_this_process_belongs_to_others(driver: Driver) ->
 def test_an_old_driver_counts_what_it_keeps_among_them(driver: Driver) -> None:
     found = asked(driver, f"memory {TOTAL} {11 * GIB} {GIB}\nprocess self {2 * GIB}")
     assert (found.num_bytes, found.device_bytes, found.with_driver) == (10 * GIB, 12 * GIB, True)
+
+
+def test_a_process_that_holds_less_than_torch_has_reserved_is_another_one(driver: Driver) -> None:
+    driver.play(f"card {CARD} NVIDIA H100\nmemory {TOTAL} {11 * GIB}\nprocess self {2 * GIB}")
+    found = held_by_others(watched(reserved_bytes=3 * GIB))
+    assert (found.num_bytes, found.device_bytes) == (None, 11 * GIB)
+    assert "less than torch has reserved" in str(found.reason)
+    assert held_by_others(watched(reserved_bytes=GIB)).num_bytes == 9 * GIB
 
 
 def test_a_process_that_the_driver_does_not_know_leaves_the_whole_device(driver: Driver) -> None:

@@ -10,7 +10,7 @@ from effcli.nvml.answers import CardReading
 
 _UNKNOWN_PROCESS = "what this process holds is not known"
 _NEVER_STILL = "torch's allocator took or gave back memory during every sample"
-_TOO_LITTLE = (
+TOO_LITTLE = (
     "the driver says that this process holds less than torch has reserved (in a container, its number may be that of "
     "another process)"
 )
@@ -174,7 +174,7 @@ class Samples:
         if self._told.num_samples and not self._is_told_wrong:
             parts = self._told_parts(last)
         else:
-            why = _TOO_LITTLE if self._is_told_wrong else last.process.reason or _UNKNOWN_PROCESS
+            why = TOO_LITTLE if self._is_told_wrong else last.process.reason or _UNKNOWN_PROCESS
             parts = self._untold_parts(why)
         if self._is_used_wrong:
             moment: DeviceMoment = parts["highest"]

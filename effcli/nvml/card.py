@@ -23,6 +23,10 @@ _DIVIDED = (
     "no permission to ask about a whole card that is divided into MIG instances; "
     "name the instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)"
 )
+_WHICH_INSTANCE = (
+    "the card is divided into MIG instances, and which of them this process has is not known; name it in "
+    "CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)"
+)
 _SHARED_MEMORY = (
     "the driver does not count this card's memory (not supported; so it is where the card shares the system's memory, "
     "as on GB10 and Jetson)"
@@ -58,7 +62,13 @@ class Card:
         return CardReading(total=total, used=used, driver_reserved=driver_reserved, process=process)
 
     def _memory(self) -> tuple[Answer, Answer, Answer]:
-        """Return total, used and what the driver keeps."""
+        """Return total, used and what the driver keeps.
+
+        That of a whole card that is divided is of no use, also to root, who is told it: a process has an instance.
+        """
+        if self.identity.mig_enabled:
+            unknown = Answer(reason=_WHICH_INSTANCE)
+            return unknown, unknown, unknown
         try:
             answer, kept = self._memory_info()
             return _sane(_amount(answer.total), _amount(answer.used), kept)
