@@ -9,6 +9,7 @@ from effcli.errors import DeviceError, UsageError
 from effcli.hidden_devices import hide_other_devices, show_all_devices
 from effcli.main_memory import available_to_process
 from effcli.nvml.cuda_versions import needs_newer_driver
+from effcli.nvml.hardware import has_nvidia_card
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
 from effcli.nvml.visible import VISIBLE, read_listing
 from effcli.units import count
@@ -110,6 +111,12 @@ def is_cpu_build() -> bool:
     import torch
 
     return torch.version.cuda is None and torch.version.hip is None
+
+
+def has_unseen_card() -> bool:
+    """Return whether the machine has an NVIDIA card that nobody hid, where torch sees none."""
+    listed = os.environ.get(VISIBLE)
+    return has_nvidia_card() and (listed is None or bool(read_listing(listed).entries))
 
 
 def _why_no_cuda() -> str:

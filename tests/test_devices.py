@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 from effcli.devices import activate, card_names, check_precision, resolve_device
 from effcli.errors import DeviceError
 from effcli.hidden_devices import environment_with_all_devices, show_all_devices
+from effcli.nvml import hardware
 from effcli.nvml.session import NvmlSession, find_card
+from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
 from tests.nvml.standin import Driver
 from tests.test_nvml_cards import A100, H100, LARGE, SMALL, T4, THREE
 
@@ -364,3 +367,28 @@ def test_a_driver_that_serves_nvml_alone_is_no_cuda_device(driver: Driver, monke
     with pytest.raises(DeviceError, match="finds no CUDA device, though the NVIDIA driver has 3 cards"):
         resolve_device("cuda")
     assert resolve_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("listed", "flags", "said"),
+    [
+        (None, (), True),
+        ("0", (), True),
+        ("", (), False),
+        ("-1", (), False),
+        (None, ("--device", "cpu"), False),
+    ],
+)
+def test_a_card_that_torch_does_not_see_is_told_where_nobody_asked_for_the_cpu(
+    listed: str | None, flags: tuple[str, ...], said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "CONTROL_DEVICE", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if listed is None:
+        monkeypatch.delenv(VISIBLE, raising=False)
+    else:
+        monkeypatch.setenv(VISIBLE, listed)
+    folder, data = model_folder(tmp_path / "m", TINY_DISTILBERT), csv_file(tmp_path / "d.csv")
+    result = effcli("train", folder, "--data", data, *flags, "--dry-run", "--json")
+    note = "torch does not see this machine's NVIDIA card: the run is on the CPU. `effcli doctor` says why."
+    assert (note in result.record["notes"]) is said

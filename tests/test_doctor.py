@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from effcli.measure.doctor_record import CardFacts, Check, DoctorRecord
-from effcli.pipeline.doctoring import driver as driver_check
+from effcli.nvml import hardware
 from effcli.pipeline.doctoring import examine
 from tests.commands import effcli
 from tests.doctored import WELL, Told, cuda_build, device
@@ -32,8 +32,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(Told, "answers", {**WELL, **given})
 
     monkeypatch.setattr(examine, "ProbeProcess", Told)
-    monkeypatch.setattr(driver_check, "PCI_DEVICES", Path("/nowhere"))
-    monkeypatch.setattr(driver_check, "CONTROL_DEVICE", Path("/nowhere"))
+    monkeypatch.setattr(hardware, "PCI_DEVICES", Path("/nowhere"))
+    monkeypatch.setattr(hardware, "CONTROL_DEVICE", Path("/nowhere"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     played()
@@ -194,7 +194,7 @@ def test_a_card_without_a_driver_is_a_problem(cards: Driver, tmp_path: Path, mon
         folder.mkdir(parents=True)
         (folder / "vendor").write_text(f"{vendor}\n")
         (folder / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(driver_check, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path / "pci")
     cards.play("fail nvmlInit 9")
     assert line(examined(), "driver").status == "problem"
     cards.play("nvml 12.570.86.15")

@@ -12,7 +12,14 @@ from effcli.data.fingerprint import fingerprint
 from effcli.data.source import load_tables
 from effcli.data.tokenise import texts, tokenise
 from effcli.data.tokenizer import build_tokenizer
-from effcli.devices import activate, check_precision, refuse_many_processes, resolve_device, weights_dtype
+from effcli.devices import (
+    activate,
+    check_precision,
+    has_unseen_card,
+    refuse_many_processes,
+    resolve_device,
+    weights_dtype,
+)
 from effcli.engines.compiling import check_compiles
 from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
@@ -178,6 +185,8 @@ def _settle(spec: RunSpec) -> _Settled:
 def _settings_notes(settled: _Settled) -> Iterator[str]:
     """Yield what should be known about the settings themselves."""
     spec, entry = settled.spec, settled.entry
+    if spec.loop.device == "auto" and settled.device.type == "cpu" and has_unseen_card():
+        yield "torch does not see this machine's NVIDIA card: the run is on the CPU. `effcli doctor` says why."
     yield from override_notes(entry, settled.hyper)
     if spec.uses_builtin_demo:
         yield (

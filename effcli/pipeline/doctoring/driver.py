@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from effcli.measure.doctor_record import Check
 from effcli.nvml.answers import Answer, CardIdentity, CardReading
 from effcli.nvml.failures import NO_PACKAGE, OLD_PACKAGE, NvmlReturn, NvmlUnavailableError, code_of
+from effcli.nvml.hardware import has_nvidia_card
 from effcli.nvml.session import NvmlSession, cards, find_card
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.pipeline.doctoring.installed import installed, pip_install
 from effcli.units import count
 
-PCI_DEVICES = Path("/sys/bus/pci/devices")
-CONTROL_DEVICE = Path("/dev/nvidiactl")
 REMEDY = (
     "look at what nvidia-smi says; install the NVIDIA driver, or reboot after an update of it; start a container with "
     "--gpus all"
 )
 
-_NVIDIA, _DISPLAY = "0x10de", "0x03"
 _NOTHING_THERE = frozenset({NvmlReturn.DRIVER_NOT_LOADED, NvmlReturn.LIBRARY_NOT_FOUND, NvmlReturn.GPU_NOT_FOUND})
 
 
@@ -143,16 +140,3 @@ def _not_answering(facts: DriverFacts) -> Check:
     if facts.code in _NOTHING_THERE and not has_nvidia_card():
         return note("driver", f"n/a: {facts.reason}; this machine shows no NVIDIA card")
     return problem("driver", f"n/a: {facts.reason}", REMEDY)
-
-
-def has_nvidia_card() -> bool:
-    """Return whether the system shows a display adapter of NVIDIA, with or without a driver."""
-    if CONTROL_DEVICE.exists():
-        return True
-    try:
-        return any(
-            (device / "vendor").read_text().strip() == _NVIDIA and (device / "class").read_text().startswith(_DISPLAY)
-            for device in PCI_DEVICES.iterdir()
-        )
-    except OSError:
-        return False
