@@ -120,7 +120,7 @@ def test_an_instance_of_a_class_is_no_call_and_its_class_is_neither_imported_nor
 
 @pytest.mark.parametrize(
     ("pickled", "said"),
-    {
+    [pytest.param(*case, id=name) for name, case in {
         "call of a value": (b"\x80\x02K\x01)R.", "no function"),
         "build on a name": (b"\x80\x02cos\nsystem\n}b.", "no object"),
         "old instance": (b"(S'true'\nios\nsystem\n.", "uses INST"),
@@ -147,8 +147,7 @@ def test_an_instance_of_a_class_is_no_call_and_its_class_is_neither_imported_nor
             b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(cos\nsystem\nctorch\nTensor\nX\x04\x00\x00\x00true\x85}tR.",
             "asks to run 'os.system'",
         ),
-    }.values(),
-    ids=str,
+    }.items()],
 )  # fmt: skip
 def test_opcodes_that_no_tensor_needs_are_refused(pickled: bytes, said: str, tmp_path: Path) -> None:
     assert said in refused(archive(tmp_path / "o.pt", pickled))
@@ -187,7 +186,7 @@ def wrapped(inner: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("pickled", "said"),
-    {
+    [pytest.param(*case, id=name) for name, case in {
         "key": (b"\x80\x02}" + doubled(60, b"t") + b"K\x01s.", "nested too deeply"),
         "key of sets": (b"\x80\x04}" + doubled(60, b"\x91") + b"K\x01s.", "nested too deeply"),
         "long key": (b"\x80\x02}" + doubled(3, b"t", text("a" * 1000)) + b"K\x01s.", "nested too deeply"),
@@ -211,8 +210,7 @@ def wrapped(inner: bytes) -> bytes:
             + b"h\x28.",
             "further than any class",
         ),
-    }.values(),
-    ids=str,
+    }.items()],
 )  # fmt: skip
 def test_values_that_grow_without_their_pickle_are_refused(pickled: bytes, said: str, tmp_path: Path) -> None:
     assert said in refused(archive(tmp_path / "o.pt", pickled))

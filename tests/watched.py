@@ -51,7 +51,15 @@ class FakeCounters:
 
 
 class LiveTensors(FakeCounters):
-    """Counters of the tensors that Python can see in this process, each storage once."""
+    """Counters of the tensors that Python makes from now on in this process, each storage once.
+
+    What is there already is put out of the collector's sight, which is also what makes looking for them quick.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        gc.collect()
+        gc.freeze()
 
     def read(self) -> Counted:
         tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and not thing.is_meta]
