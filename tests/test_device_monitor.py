@@ -225,7 +225,11 @@ def test_an_allocator_that_counts_nothing_ends_no_run(
     record = effcli(*run, "--out", tmp_path / "run").record
     assert record["status"] == "completed"
     assert record["measured"]["allocator"] is None
-    assert "CUDAPluggableAllocator" in record["measured"]["nvml"]["reason"]
+    nvml = record["measured"]["nvml"]
+    assert nvml["reason"] is None
+    assert (nvml["process"]["peak_bytes"], nvml["device"]["peak_bytes"]) == (17_300 * MIB, 18_000 * MIB)
+    assert (nvml["context"]["peak_bytes"], nvml["others"]["peak_bytes"]) == (None, 700 * MIB)
+    assert "torch counts nothing of this allocator" in nvml["context"]["reason"]
     assert nothing_left(driver)
 
 

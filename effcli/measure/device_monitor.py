@@ -111,22 +111,18 @@ class DeviceMonitor:
     """
 
     def __init__(self, device: torch.device, *, interval_s: float, baseline: Baseline | None) -> None:
-        self._device, self._interval_s = device, interval_s
+        self._device, self._interval_s, self._baseline = device, interval_s, baseline
         self._watched = cuda_device(device)
         self._phases: AllocatorPhases | None = None
         self._first_steps: FirstSteps | None = None
         self._sampler: Sampler | None = None
-        if self._watched is not None and interval_s and self._watched.why_no_driver is None:
-            card_names = self._watched.card_names
-            self._sampler = Sampler(
-                lambda: opened(card_names), self._watched.counters, interval_s=interval_s, baseline=baseline
-            )
 
     def __enter__(self) -> DeviceMonitor:
         if self._watched is not None:
             with suppress(RuntimeError):  # of an allocator that is plugged in: it counts nothing
                 _let_go(self._watched.counters)
                 self._phases = AllocatorPhases(self._watched.counters)
+            self._sampler = self._new_sampler(self._watched)
         if self._sampler is not None:
             try:
                 self._sampler.start()
@@ -139,6 +135,17 @@ class DeviceMonitor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _new_sampler(self, watched: CudaDevice) -> Sampler | None:
+        """Return what samples the device, without torch's counters where they count nothing; None where it is off."""
+        if not self._interval_s or watched.why_no_driver is not None:
+            return None
+        return Sampler(
+            lambda: opened(watched.card_names),
+            watched.counters if self._phases is not None else None,
+            interval_s=self._interval_s,
+            baseline=self._baseline,
+        )
 
     def stop(self) -> None:
         """Sample a last time, and end the sampling. May be called more than once."""

@@ -10,6 +10,7 @@ from effcli.nvml.answers import CardReading
 
 _UNKNOWN_PROCESS = "what this process holds is not known"
 _NEVER_STILL = "torch's allocator took or gave back memory during every sample"
+_NOT_COUNTED = "torch counts nothing of this allocator, so that what it has reserved is not known"
 TOO_LITTLE = (
     "the driver says that this process holds less than torch has reserved (in a container, its number may be that of "
     "another process)"
@@ -28,21 +29,24 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the driver said, and what torch's allocator had reserved before and after that, in bytes."""
+    """What the driver said, and what torch's allocator had reserved before and after that, in bytes.
+
+    The allocator's three are None where torch counts nothing of it.
+    """
 
     reading: CardReading
-    reserved_before_bytes: int
-    reserved_bytes: int
-    allocated_bytes: int
+    reserved_before_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allocated_bytes: int | None = None
 
     @property
     def is_still(self) -> bool:
         """Return whether numbers of driver and allocator belong together: nothing was reserved or given back."""
-        return self.reserved_before_bytes == self.reserved_bytes
+        return self.reserved_bytes is not None and self.reserved_before_bytes == self.reserved_bytes
 
     def contradicts(self, num_bytes: int) -> bool:
         """Return whether this can't be what the process, or the whole device, holds: torch's allocator has more."""
-        return num_bytes <= 0 or (self.is_still and num_bytes < self.reserved_bytes)
+        return num_bytes <= 0 or (self.is_still and num_bytes < (self.reserved_bytes or 0))
 
 
 class _Range:
@@ -68,7 +72,7 @@ class _Account:
     """The amounts of samples, where what the process holds comes from one source."""
 
     def __init__(self) -> None:
-        self.num_samples = self.num_still = 0
+        self.num_samples = self.num_still = self.num_counted = 0
         self.process, self.context, self.others = _Range(), _Range(), _Range()
         self.highest: DeviceMoment | None = None
         self._rank: tuple[int, bool, int] = (-1, False, -1)
@@ -76,9 +80,10 @@ class _Account:
     def add(self, sample: Sample, process_bytes: int | None, others_bytes: int | None) -> None:
         self.num_samples += 1
         self.num_still += sample.is_still
+        self.num_counted += sample.reserved_bytes is not None
         used_bytes = sample.reading.used.num_bytes
         context_bytes = None
-        if process_bytes is not None and sample.is_still:
+        if process_bytes is not None and sample.reserved_bytes is not None and sample.is_still:
             context_bytes = process_bytes - sample.reserved_bytes
         for amount, num_bytes in (
             (self.process, process_bytes),
@@ -87,7 +92,7 @@ class _Account:
         ):
             amount.add(num_bytes)
         held_bytes = process_bytes if process_bytes is not None else used_bytes
-        rank = (-1 if held_bytes is None else held_bytes, context_bytes is not None, sample.allocated_bytes)
+        rank = (-1 if held_bytes is None else held_bytes, context_bytes is not None, sample.allocated_bytes or 0)
         if rank > self._rank:
             self._rank = rank
             self.highest = DeviceMoment(
@@ -98,6 +103,16 @@ class _Account:
                 others_bytes=others_bytes,
                 device_bytes=used_bytes,
             )
+
+    @property
+    def never_still(self) -> bool:
+        """Return whether every sample had the allocator take or give back memory."""
+        return self.num_counted > 0 and not self.num_still
+
+    @property
+    def why_no_context(self) -> str:
+        """Return why there is no context where the process is known."""
+        return _NEVER_STILL if self.num_counted else _NOT_COUNTED
 
     def parts(
         self,
@@ -186,8 +201,8 @@ class Samples:
         """Return the amounts where the driver tells what the process holds."""
         how = "with what the driver keeps for itself, which it does not tell apart"
         return self._told.parts(
-            context_reason=_NEVER_STILL,
-            others_reason=last.used.reason or (_MORE_THAN_USED if self._told.num_still else _NEVER_STILL),
+            context_reason=self._told.why_no_context,
+            others_reason=last.used.reason or (_NEVER_STILL if self._told.never_still else _MORE_THAN_USED),
             others_how=how if last.driver_reserved.num_bytes is None else None,
         )
 
@@ -198,7 +213,7 @@ class Samples:
             reasons = {"context_reason": _UNKNOWN_PROCESS, "others_reason": _UNKNOWN_PROCESS}
             return self._whole.parts(process_reason=f"{why}; {why_not}", **reasons)
         return self._beyond.parts(
-            context_reason=_NEVER_STILL,
+            context_reason=self._beyond.why_no_context,
             process_how=f"the whole device less what was in use before this run: {why}",
             others_how="what was in use before this run; what others took since counts as this process's",
         )
@@ -217,6 +232,7 @@ class Samples:
 def _others(sample: Sample, process_bytes: int) -> int | None:
     """Return what the device has in use beside the process, in bytes; None where the numbers don't go together."""
     used_bytes = sample.reading.used.num_bytes
-    if used_bytes is None or not sample.is_still or used_bytes < process_bytes:
+    may_have_moved = sample.reserved_bytes is not None and not sample.is_still
+    if used_bytes is None or may_have_moved or used_bytes < process_bytes:
         return None
     return used_bytes - process_bytes

@@ -54,13 +54,14 @@ class Sampler:
     enough: what torch reserves, and with it what the process holds, grows in steps that stay; torch's own peaks miss
     nothing. The thread measures the processor time of each sample, and waits longer after an expensive one, so that
     sampling takes no more than `SHARE` of a core. A driver that does not answer within `patience_s` seconds is left to
-    its thread, a daemon, and never closed while that uses it.
+    its thread, a daemon, and never closed while that uses it. `counters` are None where torch counts nothing of its
+    allocator: then there is no context.
     """
 
     def __init__(
         self,
         open_card: Callable[[], AbstractContextManager[OpenCard]],
-        counters: Counters,
+        counters: Counters | None,
         *,
         interval_s: float,
         baseline: Baseline | None,
@@ -152,9 +153,9 @@ class Sampler:
             NvmlUnavailableError: the driver, or the card, is gone.
         """
         try:
-            before = self._counters.read()
+            before = self._counters.read() if self._counters else None
             reading = card.read()
-            after = self._counters.read()
+            after = self._counters.read() if self._counters else None
         except NvmlUnavailableError:
             raise
         except Exception as error:  # whatever torch says once CUDA has failed
@@ -164,9 +165,9 @@ class Sampler:
             return
         sample = Sample(
             reading=reading,
-            reserved_before_bytes=before.reserved_bytes,
-            reserved_bytes=after.reserved_bytes,
-            allocated_bytes=after.allocated_bytes,
+            reserved_before_bytes=before.reserved_bytes if before else None,
+            reserved_bytes=after.reserved_bytes if after else None,
+            allocated_bytes=after.allocated_bytes if after else None,
         )
         now_s = time.monotonic()
         with self._lock:
