@@ -58,7 +58,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     asked = int(name.partition(":")[2] or 0)
     index = asked if is_cpu_build() else hide_other_devices(asked, name)
-    if not _has_cuda():
+    if not has_cuda():
         show_all_devices()
         if name == "auto":
             return torch.device("cpu")
@@ -68,7 +68,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _has_cuda() -> bool:
+def has_cuda() -> bool:
     """Tell whether torch has a CUDA device, also where it is told to ask NVML, which may be there without CUDA."""
     import torch
 

@@ -11,7 +11,7 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from effcli.devices import activate, is_cpu_build, resolve_device
+from effcli.devices import activate, has_cuda, is_cpu_build, resolve_device
 from effcli.errors import DeviceError, first_line
 from effcli.optim import registry
 
@@ -29,7 +29,7 @@ def torch_build() -> dict[str, Any]:
 
     with warnings.catch_warnings(record=True) as said:  # where CUDA does not start, torch warns and finds no device
         warnings.simplefilter("always")
-        found = torch.cuda.is_available()
+        found = has_cuda()
         devices = [_device(index) for index in range(torch.cuda.device_count())] if found else []
     return {
         "version": torch.__version__,
