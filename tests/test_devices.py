@@ -361,7 +361,7 @@ pipeline.{command}(RunSpec(loop={{"device": "cuda:1"}}), progress=QuietProgress(
 def test_a_driver_that_serves_nvml_alone_is_no_cuda_device(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.play(f"{THREE}\n")
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    monkeypatch.setattr("effcli.devices.is_cpu_build", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 0, raising=False)
     with pytest.raises(DeviceError, match="finds no CUDA device, though the NVIDIA driver has 3 cards"):
