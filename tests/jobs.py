@@ -94,6 +94,7 @@ def run_job(
     num_workers: int = 0,
     start: int = 0,
     percentile: float | None = None,
+    window_loss: WindowLoss | None = None,
     prepare: Callable[[torch.nn.Module, torch.optim.Optimizer, Any], None] = lambda *parts: None,
 ) -> Outcome:
     """Run one job and return what came out."""
@@ -129,7 +130,7 @@ def run_job(
         optimizer=optimizer,
         scheduler=schedule,
         loader=loader,
-        window_loss=WindowLoss(task),
+        window_loss=window_loss or WindowLoss(task),
         loop=loop,
         start_update=start,
         observer=recorder,

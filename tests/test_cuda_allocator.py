@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effcli.engines.window import WindowLoss
 from effcli.measure.cuda_allocator import (
     ALWAYS,
     AllocatorPhases,
@@ -162,19 +163,26 @@ def test_an_evaluation_is_looked_at_whatever_it_costs() -> None:
 
 
 def entered_by(engine: str, **settings: Any) -> list[str]:
-    """Return the parts of a run in the order in which they begin."""
+    """Return the parts of a run in the order in which they begin, and where its losses are computed."""
     entered: list[str] = []
+    watchers: list[Whereabouts] = []
+
+    class Told(WindowLoss):
+        def total(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            entered.append("loss")
+            return super().total(logits, labels)
 
     def attach(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
-        Whereabouts(model, optimizer, entered.append)
+        watchers.append(Whereabouts(model, optimizer, entered.append))
 
-    run_job(engine, "classification", num_rows=8, batch_size=2, prepare=attach, **settings)
+    loss = Told("classification", lambda share: watchers[0].watch(share))
+    run_job(engine, "classification", num_rows=8, batch_size=2, prepare=attach, window_loss=loss, **settings)
     return entered
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_goes_through_the_parts_of_an_update(engine: str) -> None:
-    window = ["forward", "backward", "forward", "backward", "step"]
+    window = ["forward", "loss", "backward", "forward", "loss", "backward", "step"]
     assert entered_by(engine, accum=2) == window * 2
 
 
@@ -182,8 +190,10 @@ def test_recomputed_layers_are_no_forward_pass() -> None:
     model = tiny_gpt2().train()
     model.activation_checkpointing_enable()
     entered: list[str] = []
-    Whereabouts(model, torch.optim.SGD(model.parameters()), entered.append)
-    model(torch.ones(2, 8, dtype=torch.long), use_cache=False).logits.sum().backward()
+    watcher = Whereabouts(model, torch.optim.SGD(model.parameters()), entered.append)
+    loss = model(torch.ones(2, 8, dtype=torch.long), use_cache=False).logits.sum()
+    watcher.watch(loss)
+    loss.backward()
     assert entered == ["forward", "backward"]
 
 

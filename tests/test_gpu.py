@@ -156,9 +156,13 @@ def test_peaks_of_the_parts_are_those_that_torch_would_have_said() -> None:
     steps = FirstSteps(counters, optimizer, is_resumed=False)
     steps.arm()
     ids = torch.ones(8, 32, dtype=torch.long, device=device)
+    watchers: list[Whereabouts] = []
 
     def update() -> None:
-        model(input_ids=ids).logits.square().mean().backward()
+        loss = model(input_ids=ids).logits.square().mean()
+        for watcher in watchers:
+            watcher.watch(loss)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -171,11 +175,11 @@ def test_peaks_of_the_parts_are_those_that_torch_would_have_said() -> None:
     update()
     unwatched = Peaks(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
     phases = AllocatorPhases(counters)
-    watcher = Whereabouts(model, optimizer, phases.enter)
+    watchers.append(Whereabouts(model, optimizer, phases.enter))
     update()
     assert phases.peaks() == unwatched
     phases.finish()
-    watcher.detach()
+    watchers.pop().detach()
     found = phases.phases
     assert unwatched.allocated_bytes == max(peaks.allocated_bytes for peaks in found.values())
     # Weights and moments lie in all parts; gradients, as large as the weights, are freed where the step is over.

@@ -8,7 +8,7 @@ micro-batches, and a short last window needs no special case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +68,13 @@ def window_items(window: Sequence[Batch]) -> int:
 
 
 class WindowLoss:
-    """Computes losses for one objective; called by all engines and by the evaluation."""
+    """Computes losses for one objective; called by all engines and by the evaluation.
 
-    def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+    `watch` is given each loss that is to be learnt from, before its backward pass.
+    """
+
+    def __init__(self, objective: Objective, watch: Callable[[torch.Tensor], None] = lambda loss: None) -> None:
+        self.objective, self._watch = objective, watch
 
     def total(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the sum of the item losses of a micro-batch, in fp32.
@@ -91,4 +94,6 @@ class WindowLoss:
 
     def scaled(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Any) -> torch.Tensor:
         """Return the micro-batch's share of the window's loss; `num_items` counts the whole window."""
-        return self.total(logits, labels) / num_items
+        share = self.total(logits, labels) / num_items
+        self._watch(share)
+        return share

@@ -17,6 +17,7 @@ class Whereabouts:
     `doing` is the part of the update; `rows` and `tokens` are the shape of the batch in the model, None between the
     step and the next batch, and where a model reads no text. `entered` is told of each part where work on it begins:
     what an engine does between a step and the next forward pass, such as freeing gradients, goes with the step there.
+    The loss goes with the forward pass, as it does in a plan: beside a large vocabulary it takes more than the model.
     """
 
     def __init__(
@@ -31,10 +32,13 @@ class Whereabouts:
         self.tokens: int | None = None
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            model.register_forward_hook(self._after_forward),
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """Let the backward pass begin where it reaches the loss of a batch; autograd may run it in its own thread."""
+        loss.register_hook(self._before_backward)
 
     def detach(self) -> None:
         """Take the hooks off; what was seen last stays. May be called more than once."""
@@ -46,8 +50,8 @@ class Whereabouts:
         self._entered(self.doing)
         self.rows, self.tokens = shape_of(args, kwargs)
 
-    def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
-        self.doing = "backward" if model.training else "evaluation"
+    def _before_backward(self, gradient: torch.Tensor) -> None:
+        self.doing = "backward"
         self._entered(self.doing)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -84,7 +84,7 @@ class Run:
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._watchers = Watchers(prepared, built.model, self._optimizer, self._loop, start, self._monitor)
         self._store = CheckpointStore(parts.folder.checkpoints, keep=prepared.spec.output.keep, damaged=start.damaged)
-        self._window_loss = WindowLoss(prepared.problem.objective)
+        self._window_loss = WindowLoss(prepared.problem.objective, self._watchers.whereabouts.watch)
         self._tracking = Tracking(prepared.spec, parts.folder, parts.progress)
         self._first_window = start.first_window or self._loop.window_schedule.window
         self._collate = collator(
