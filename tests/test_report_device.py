@@ -446,7 +446,9 @@ def test_a_plan_of_updates_stands_beside_what_updates_took_wherever_the_two_are_
     assert headline(names_of(comparisons.comparison([cuda_records.completed()]))).endswith(
         "and peaked at 14.65 GiB (14.59 GiB predicted)."
     )
-    (last,) = re.findall(r"<td>([^<]*)</td></tr>", phase_table(names_of(record)))
+    table = phase_table(names_of(record))
+    (last,) = re.findall(r"<td>([^<]*)</td></tr>", table)
+    assert re.findall(r"<th[^>]*>([^<]*)</th></tr>", table) == ["peak of updates, measured"]
     assert last == "14.65 GiB"
     told = "most was allocated outside updates, which alone are predicted"
     for shown_record, is_told in ((record, True), (cuda_records.three(), False)):

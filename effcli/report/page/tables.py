@@ -157,7 +157,8 @@ def evaluation_table(names: Sequence[Named]) -> str:
 
 def phase_table(names: Sequence[Named]) -> str:
     """Return the planned peak of each phase of a later update beside the measured peak, which is that of updates."""
-    head = _head("optimizer", "forward", "backward", "step", "peak planned", "planned as profiled", "peak measured")
+    measured_title = "peak of updates, measured"  # elsewhere the measured peak is that of the whole run
+    head = _head("optimizer", "forward", "backward", "step", "peak planned", "planned as profiled", measured_title)
     rows = []
     for named in names:
         run = named.run
