@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from effcli.collector import collector_paused
 from effcli.errors import kind_and_line
 from effcli.measure.allocator_settings import refuse_no_caching
-from effcli.measure.collector_pause import CollectorPause
 from effcli.measure.device_record import AllocatorFacts, Doing, PhasePeak
 
 if TYPE_CHECKING:
@@ -197,18 +197,15 @@ def allocator_facts(counters: Counters, phases: AllocatorPhases, first_steps: Fi
 
 def _workspaces(counters: Counters) -> tuple[int | None, str | None]:
     """Return the bytes that cuBLAS works in, or None and the reason."""
-    pause = CollectorPause()
-    pause.begin()
     try:
-        before_bytes = counters.read().allocated_bytes
-        counters.clear_workspaces()
-        after_bytes = counters.read().allocated_bytes
+        with collector_paused():
+            before_bytes = counters.read().allocated_bytes
+            counters.clear_workspaces()
+            after_bytes = counters.read().allocated_bytes
     except AttributeError:
         return None, "this build of torch does not tell the workspaces of cuBLAS apart"
     except Exception as error:  # whatever CUDA says after a failure
         return None, kind_and_line(error)
-    finally:
-        pause.end()
     return before_bytes - after_bytes, None
 
 

@@ -15,7 +15,7 @@ TOO_LITTLE = (
     "the driver says that this process holds less than torch has reserved (in a container, its number may be that of "
     "another process)"
 )
-_MORE_THAN_USED = "the driver says that this process holds more than is in use"
+MORE_THAN_USED = "the driver says that this process holds more than is in use"
 _TOO_LITTLE_USED = "the driver says that less of the device is in use than torch has reserved"
 
 
@@ -202,7 +202,7 @@ class Samples:
         how = "with what the driver keeps for itself, which it does not tell apart"
         return self._told.parts(
             context_reason=self._told.why_no_context,
-            others_reason=last.used.reason or (_NEVER_STILL if self._told.never_still else _MORE_THAN_USED),
+            others_reason=last.used.reason or (_NEVER_STILL if self._told.never_still else MORE_THAN_USED),
             others_how=how if last.driver_reserved.num_bytes is None else None,
         )
 

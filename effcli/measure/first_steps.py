@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from effcli.measure.collector_pause import CollectorPause
+from effcli.collector import CollectorPause
 
 if TYPE_CHECKING:
     import torch

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from effcli.measure.card_readings import PATIENCE_S, read_once
 from effcli.measure.device_record import OthersFacts
-from effcli.measure.device_samples import TOO_LITTLE
+from effcli.measure.device_samples import MORE_THAN_USED, TOO_LITTLE
 from effcli.nvml.answers import CardReading
 
 if TYPE_CHECKING:
     from effcli.measure.cuda_allocator import Counters
     from effcli.measure.device_monitor import CudaDevice
-
-_CONTRADICTS = "the driver says that this process holds more than is in use"
 
 
 def held_by_others(watched: CudaDevice | None, *, patience_s: float = PATIENCE_S) -> OthersFacts | None:
@@ -51,7 +49,7 @@ def _others(reading: CardReading, reserved_bytes: int) -> OthersFacts:
     if process.num_bytes < reserved_bytes:
         return OthersFacts(device_bytes=used.num_bytes, reason=TOO_LITTLE)
     if used.num_bytes < process.num_bytes:
-        return OthersFacts(device_bytes=used.num_bytes, reason=_CONTRADICTS)
+        return OthersFacts(device_bytes=used.num_bytes, reason=MORE_THAN_USED)
     return OthersFacts(
         num_bytes=used.num_bytes - process.num_bytes,
         device_bytes=used.num_bytes,
