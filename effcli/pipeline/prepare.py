@@ -16,7 +16,6 @@ from effcli.devices import (
     activate,
     check_precision,
     has_unseen_card,
-    refuse_many_processes,
     resolve_device,
     weights_dtype,
 )
@@ -163,7 +162,6 @@ def _settle(spec: RunSpec) -> _Settled:
     Raises:
         EffcliError: see `prepare`.
     """
-    refuse_many_processes()
     quiet_transformers()
     check_services(spec.output.track)
     check_model_flags(spec.model)
