@@ -8,7 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from effcli.spec import LARGEST, ModelSpec, OptimSpec, Precision, Section, Text, validated
+from effcli.spec import LARGEST, ModelSpec, OptimSpec, Precision, Section, Shard, Text, validated
+from effcli.values import as_shard
+
+LARGEST_WORLD = 16384
+"""Processes that an estimate lists one by one."""
 
 EstimatedDevice = Literal["cuda", "cpu"]
 DRAWINGS = (".html", ".png", ".svg")
@@ -46,12 +50,18 @@ class EstimatedLoopSpec(Section):
     """Norm that gradients are clipped to; 0 means no clipping, and none of its temporaries."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
+    world_size: int = Field(default=1, ge=1, le=LARGEST_WORLD)
+    """Processes that train together, each on a device of its own."""
+    shard: Shard = "ddp"
+    """What each of several processes holds: ddp or none, a replica; fsdp, zero1 to zero3, a share."""
     device: EstimatedDevice = "cuda"
     """Whose kernels and allocator are predicted; the device need not be there."""
     gpu: Text | None = None
     """Card, or bytes that it has for us: what the plan is held against."""
     budget: Text | None = None
     """Card or bytes that the plan must not exceed; exceeding them is an error, for scripts."""
+
+    _none_is_ddp = field_validator("shard", mode="before")(as_shard)
 
 
 class EstimatedOutputSpec(Section):

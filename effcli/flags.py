@@ -39,6 +39,7 @@ FLAG_OF: dict[str, str] = {
     "optim.overrides": "--override",
     "loop.engine": "--engine",
     "loop.device": "--device",
+    "loop.shard": "--shard",
     "loop.precision": "--precision",
     "loop.batch_size": "--batch-size",
     "loop.eval_batch_size": "--eval-batch-size",
@@ -68,6 +69,7 @@ FLAG_OF: dict[str, str] = {
 
 ESTIMATE_FLAG_OF: dict[str, str] = {
     "model.num_labels": "--num-labels",
+    "loop.world_size": "--world-size",
     "loop.gpu": "--gpu",
     "loop.budget": "--budget",
     "output.timeline": "--timeline",
@@ -76,6 +78,7 @@ ESTIMATE_FLAG_OF: dict[str, str] = {
 
 SEARCH_FLAG_OF: dict[str, str] = {
     "loop.effective_batch": "--effective-batch",
+    "loop.gpus": "--gpus",
     "loop.margin": "--margin",
     "output.choose": "--choose",
 }

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from effcli.estimate_spec import EstimatedDataSpec, EstimatedModelSpec
-from effcli.spec import LARGEST, OptimSpec, Precision, Section, Text, validated
-from effcli.values import as_list
+from effcli.estimate_spec import LARGEST_WORLD, EstimatedDataSpec, EstimatedModelSpec
+from effcli.spec import LARGEST, OptimSpec, Precision, Section, Shard, Text, validated
+from effcli.values import as_list, as_shard
 
 
 class SearchedLoopSpec(Section):
@@ -17,6 +17,10 @@ class SearchedLoopSpec(Section):
 
     gpu: Text
     """Card, or bytes that it has for us."""
+    gpus: int = Field(default=1, ge=1, le=LARGEST_WORLD)
+    """Cards of this kind that train together, one process each."""
+    shard: tuple[Shard, ...] = ()
+    """Ways to spread a run over several cards that are tried; none means ddp and fsdp."""
     margin: float = Field(default=10, ge=0, lt=100)
     """Percent of the card that stays free."""
     effective_batch: int = Field(default=32, ge=1, le=65536)
@@ -26,7 +30,13 @@ class SearchedLoopSpec(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Norm that gradients are clipped to; 0 means no clipping, and none of its temporaries."""
 
-    _one_precision_is_a_list = field_validator("precision", mode="before")(as_list)
+    _one_is_a_list = field_validator("precision", mode="before")(as_list)
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _none_is_ddp(cls, value: Any) -> Any:
+        given = as_list(value)
+        return tuple(map(as_shard, given)) if isinstance(given, list | tuple) else given
 
 
 class SearchedOutputSpec(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,20 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from effcli.errors import UsageError
 from effcli.faults import explain
-from effcli.values import Scalar, as_interval, as_list, as_percentage, scalars
+from effcli.values import Scalar, as_device, as_interval, as_list, as_percentage, as_shard, scalars
 
 Task = Literal["classification", "causal-lm", "seq2seq"]
 Engine = Literal["pytorch", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Scheduler = Literal["linear", "cosine", "constant"]
+Shard = Literal["ddp", "fsdp", "zero1", "zero2", "zero3"]
+"""What each of several processes holds: a replica, or a share by PyTorch's FSDP2 or by DeepSpeed's ZeRO."""
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Text = Annotated[str, Field(min_length=1)]
 
 LARGEST = 2**31 - 1
 """Largest count that every library below takes."""
-
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
 class Section(BaseModel):
@@ -190,6 +189,8 @@ class LoopSpec(Section):
     """The loop that runs: bare PyTorch, Accelerate, or transformers' Trainer."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:i."""
+    shard: Shard = "ddp"
+    """What each of several processes holds: ddp or none, a replica; fsdp, zero1 to zero3, a share."""
     precision: Precision = "fp32"
     """fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure holds weights in bf16."""
     batch_size: int = Field(default=8, ge=1, le=LARGEST)
@@ -227,14 +228,9 @@ class LoopSpec(Section):
     nvml_interval: float = Field(default=0.2, ge=0, le=3600)
     """On a CUDA device: seconds between two readings of its memory from the NVIDIA driver; 0 means none."""
 
+    _none_is_ddp = field_validator("shard", mode="before")(as_shard)
     _nvml_interval_is_no_burden = field_validator("nvml_interval")(as_interval)
-
-    @field_validator("device")
-    @classmethod
-    def _device_is_known(cls, value: str) -> str:
-        if not _DEVICE.fullmatch(value):
-            raise ValueError(f"{value!r} is not a device; give auto, cpu, cuda or cuda:0")
-        return value
+    _device_is_known = field_validator("device")(as_device)
 
 
 class OutputSpec(Section):

@@ -39,7 +39,8 @@ def storages(tensor: torch.Tensor, part: str = "") -> Iterator[Storage]:
     tensor that shows no storage (MKL-DNN's layout) takes the bytes of its elements.
     """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
-        inner = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+        parts = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+        inner = {name: held for name, held in parts.items() if isinstance(held, torch.Tensor)}  # not DTensor's mesh
     else:
         inner = {name: read() for name, read in _sparse_parts(tensor).items()}
     if inner:

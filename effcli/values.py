@@ -14,6 +14,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _LONGEST_INTEGER = 4300
 """Digits at which Python refuses to read an integer."""
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -130,4 +131,20 @@ def as_interval(value: float) -> float:
     """
     if 0 < value < SHORTEST_INTERVAL_S:
         raise ValueError(f"{value:g} s is too short; give 0 for no readings, or at least {SHORTEST_INTERVAL_S:g}")
+    return value
+
+
+def as_shard(value: Any) -> Any:
+    """Return `ddp` where nothing is to be sharded; YAML reads a bare `none` as a text, and `null` as None."""
+    return "ddp" if value is None or value == "none" else value
+
+
+def as_device(value: str) -> str:
+    """Return the name of a device.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _DEVICE.fullmatch(value):
+        raise ValueError(f"{value!r} is not a device; give auto, cpu, cuda or cuda:0")
     return value

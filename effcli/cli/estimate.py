@@ -43,6 +43,8 @@ def estimate(
     min_8bit_size: o.Min8bitSize = None,
     optim_bits: o.OptimBits = None,
     override: o.OverrideOption = None,
+    world_size: p.WorldSize = None,
+    shard: p.Shard = None,
     precision: o.Precision = None,
     batch_size: p.BatchSize = None,
     max_length: p.MaxLength = None,

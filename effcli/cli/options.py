@@ -108,6 +108,12 @@ OverrideOption = Annotated[
 
 Engine = Annotated[Text, option("pytorch, accelerate or trainer. Default: pytorch.", LOOP, "NAME")]
 Device = Annotated[Text, option("auto, cpu, cuda or cuda:N. Default: auto.", LOOP, "NAME")]
+Shard = Annotated[
+    Text,
+    option(
+        "What each process of a launch holds: none (replicas), fsdp, or zero1 to zero3. Default: none.", LOOP, "NAME"
+    ),
+]
 Precision = Annotated[
     Text, option("fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure. Default: fp32.", LOOP, "NAME")
 ]

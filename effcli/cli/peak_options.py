@@ -46,6 +46,13 @@ Attn = Annotated[o.Text, o.attn(PEAK)]
 Device = Annotated[o.Text, o.option("cuda or cpu; it need not be there. Default: cuda.", PEAK, "NAME")]
 
 
+WorldSize = Annotated[o.Text, o.option("Processes that train together, a device each. Default: 1.", o.LOOP, "INTEGER")]
+Shard = Annotated[
+    o.Text,
+    o.option("What each of them holds: ddp (replicas), fsdp, zero1, zero2 or zero3. Default: ddp.", o.LOOP, "NAME"),
+]
+
+
 def gpu(panel: str) -> Any:
     """Return the option for the memory that there is, in a panel of the help."""
     return o.option("What there is: 24GiB, or a card that `effcli gpus` lists.", panel, "BYTES|CARD", name="--gpu")

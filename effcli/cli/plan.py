@@ -27,6 +27,16 @@ Precisions = Annotated[
     o.option("Precision to try; repeatable. Default: bf16 (fp16 on older cards) and fp32.", SEARCH, "NAME"),
 ]
 Gpu = Annotated[o.Text, p.gpu(SEARCH)]
+Gpus = Annotated[o.Text, o.option("Cards of this kind, one process each. Default: 1.", SEARCH, "INTEGER")]
+Shards = Annotated[
+    o.Texts,
+    o.option(
+        "Way to spread a run over several cards to try; repeatable. Default: ddp and fsdp.",
+        SEARCH,
+        "NAME",
+        name="--shard",
+    ),
+]
 Margin = Annotated[o.Text, o.option("Percent of it that stays free. Default: 10.", SEARCH, "NUMBER")]
 EffectiveBatch = Annotated[
     o.Text, o.option("Rows per update: micro-batch times accumulation. Default: 32.", SEARCH, "INTEGER")
@@ -49,6 +59,8 @@ def plan(
     lora_r: o.LoraR = None,
     lora_targets: o.LoraTargets = None,
     gpu: Gpu = None,
+    gpus: Gpus = None,
+    shard: Shards = None,
     margin: Margin = None,
     effective_batch: EffectiveBatch = None,
     max_length: p.MaxLength = None,

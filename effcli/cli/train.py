@@ -44,6 +44,7 @@ def train(
     override: o.OverrideOption = None,
     engine: o.Engine = None,
     device: o.Device = None,
+    shard: o.Shard = None,
     precision: o.Precision = None,
     batch_size: o.BatchSize = None,
     eval_batch_size: o.EvalBatchSize = None,

@@ -23,7 +23,10 @@ START = Position()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSchedule:
-    """How the rows of each epoch are cut into windows of `batch_size` x `accum` rows.
+    """How the rows of each epoch are cut into windows of `batch_size` x `accum` x `world_size` rows.
+
+    Each of `world_size` processes takes `batch_size` rows of a micro-batch, as evenly as the last one of an epoch
+    allows, so that all make the same number of micro-batches.
 
     The windows are cut from `origin` on: the start of the run, or where a resumed run changed the size of its window.
     There the rest of the epoch is cut anew, so that each of its rows is still used once.
@@ -32,16 +35,17 @@ class WindowSchedule:
     num_rows: int
     batch_size: int
     accum: int
+    world_size: int = 1
     origin: Position = START
 
     @property
     def window(self) -> int:
-        """Return the rows of a whole window."""
-        return self.batch_size * self.accum
+        """Return the rows of a whole window, over all processes."""
+        return self.batch_size * self.accum * self.world_size
 
     @property
     def updates_per_epoch(self) -> int:
-        """Return the updates of a whole epoch, ceil(ceil(rows / batch) / accum) = ceil(rows / window)."""
+        """Return the updates of a whole epoch, ceil(rows / window)."""
         return -(-self.num_rows // self.window)
 
     @property
@@ -73,8 +77,8 @@ class WindowSchedule:
         return (update + self.offset) % self.updates_per_epoch == 0
 
     def micro_batches_left(self, update: int) -> int:
-        """Return the micro-batches from here to the end of the epoch."""
-        return -(-(self.num_rows - self.position(update).rows) // self.batch_size)
+        """Return the micro-batches from here to the end of the epoch, which are as many for each process."""
+        return -(-(self.num_rows - self.position(update).rows) // (self.batch_size * self.world_size))
 
     def total_updates(self, epochs: int) -> int:
         """Return the updates of a run of that many epochs, those before the origin included."""

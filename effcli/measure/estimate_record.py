@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from effcli.facts import Fact
+from effcli.measure.rank_record import DistributionFacts
 from effcli.measure.record import SCHEMA_VERSION, BatchFacts, ModelFacts, OptimizerFacts
 from effcli.memory.layers import PartAmount
 
@@ -46,6 +47,7 @@ class EstimateRecord(Fact):
     schema_version: int = SCHEMA_VERSION
     command: str = "estimate"
     precision: str
+    distribution: DistributionFacts | None = None
     model: ModelFacts
     buffers_bytes: int
     tied: tuple[str, ...]

@@ -9,6 +9,7 @@ from pydantic import Field
 from effcli.facts import Fact
 from effcli.measure.device_record import AllocatorFacts, NvmlFacts
 from effcli.measure.out_of_memory_record import OutOfMemoryFacts
+from effcli.measure.rank_record import DistributionFacts, RankAmounts, RankMeasured
 from effcli.memory.plan import MemoryPlan
 from effcli.units import StateAmount
 
@@ -34,7 +35,8 @@ class OptimizerFacts(Fact):
 
     `placements` are its bytes by where they lie (device, host, paged); on a CPU all lie on the device.
     `allocator_state_bytes` are what torch's CUDA allocator counts for those on the device, in blocks of 512 bytes, of
-    which those above 1 MiB may be up to 1 MiB larger; None where that is not predicted.
+    which those above 1 MiB may be up to 1 MiB larger; None where that is not predicted. `per_rank` is empty for one
+    process.
     """
 
     name: str
@@ -48,6 +50,7 @@ class OptimizerFacts(Fact):
     by_parameter: dict[str, int] | None = None
     total_before_activations_bytes: int
     plan: MemoryPlan | None = None
+    per_rank: tuple[RankAmounts, ...] = ()
 
 
 class BatchFacts(Fact):
@@ -159,6 +162,7 @@ class Measured(Fact):
     nvml: NvmlFacts
     skipped_updates: int = 0
     weight_changes: WeightChangeFacts | None = None
+    per_rank: tuple[RankMeasured, ...] = ()
 
     @property
     def update_peak_allocated_bytes(self) -> int | None:
@@ -202,6 +206,7 @@ class RunRecord(Fact):
     command: str
     spec: dict[str, Any]
     environment: dict[str, Any]
+    distribution: DistributionFacts | None = None
     model: ModelFacts
     optimizer: OptimizerFacts
     batch: BatchFacts

@@ -24,8 +24,8 @@ from effcli.pipeline.estimating import Described, describe
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
 from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
-from effcli.pipeline.prepare import quiet_transformers
 from effcli.pipeline.searching import ASSUMED, Candidate, Found, Planned, Space, search
+from effcli.pipeline.settling import quiet_transformers
 from effcli.pipeline.subjects import estimated, target
 from effcli.search_spec import SearchSpec
 

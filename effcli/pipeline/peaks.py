@@ -12,7 +12,7 @@ from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.peak_settings import Room
 from effcli.pipeline.planning import Limits, plan_memory, with_changes, with_largest_batch
 from effcli.pipeline.predicting import Choice, Predictor, Settings
-from effcli.pipeline.prepare import quiet_transformers
+from effcli.pipeline.settling import quiet_transformers
 from effcli.pipeline.subjects import estimated, target
 
 

@@ -12,27 +12,16 @@ from effcli.data.fingerprint import fingerprint
 from effcli.data.source import load_tables
 from effcli.data.tokenise import texts, tokenise
 from effcli.data.tokenizer import build_tokenizer
-from effcli.devices import (
-    activate,
-    check_precision,
-    has_unseen_card,
-    resolve_device,
-    weights_dtype,
-)
-from effcli.engines.compiling import check_compiles
 from effcli.engines.window_schedule import START, Position, WindowSchedule
 from effcli.errors import UsageError
 from effcli.interruption import stop_if_interrupted
-from effcli.measure.device_monitor import read_baseline
 from effcli.measure.device_samples import Baseline
-from effcli.models.attention import check_attention, check_attention_runs
-from effcli.models.flags import check_model_flags
+from effcli.memory.sharding.share import Sharding
 from effcli.models.lengths import longest_target
 from effcli.models.seq2seq import check_languages
 from effcli.models.source import ModelSource, find_model, row_limit, tokenizer_for
-from effcli.optim import registry
-from effcli.optim.overrides import override_notes
-from effcli.tracking.services import check_services
+from effcli.pipeline.settling import Settled, settings_notes, settle
+from effcli.ranks.launch import Launch
 from effcli.units import count, listed
 
 if TYPE_CHECKING:
@@ -67,15 +56,25 @@ class Prepared:
     data: PreparedData
     rows_fingerprint: Callable[[], str]
     notes: tuple[str, ...]
+    launch: Launch
     origin: Position = START
     baseline: Baseline | None = None
+
+    @property
+    def sharding(self) -> Sharding:
+        """Return how the run is spread over the processes of its launch."""
+        return Sharding(shard=self.spec.loop.shard, world_size=self.launch.world_size)
 
     @property
     def window_schedule(self) -> WindowSchedule:
         """Return which rows each update takes."""
         loop = self.spec.loop
         return WindowSchedule(
-            num_rows=self.data.train_rows, batch_size=loop.batch_size, accum=loop.accum, origin=self.origin
+            num_rows=self.data.train_rows,
+            batch_size=loop.batch_size,
+            accum=loop.accum,
+            world_size=self.launch.world_size,
+            origin=self.origin,
         )
 
     @property
@@ -98,9 +97,9 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
             progress.note(sentence)
         stop_if_interrupted()
 
-    settled = _settle(spec)
+    settled = settle(spec)
     spec = settled.spec
-    say(*_settings_notes(settled))
+    say(*settings_notes(settled))
     source = find_model(spec.model.name, trust_remote_code=spec.model.trust_remote_code)
     raw = load_tables(spec.data, seed=spec.loop.seed)
     problem = choose(
@@ -141,70 +140,9 @@ def prepare(spec: RunSpec, progress: Progress) -> Prepared:
         data=data,
         rows_fingerprint=cache(lambda: fingerprint(data.train)),
         notes=tuple(notes),
+        launch=settled.launch,
         baseline=settled.baseline,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settled:
-    """What is decided before anything is read; `spec` has the schedule that the optimizer bears."""
-
-    spec: RunSpec
-    device: torch.device
-    entry: OptimizerEntry
-    hyper: Hyper
-    baseline: Baseline | None
-
-
-def _settle(spec: RunSpec) -> _Settled:
-    """Return device and optimizer; whatever can be refused without reading anything is refused here.
-
-    Raises:
-        EffcliError: see `prepare`.
-    """
-    quiet_transformers()
-    check_services(spec.output.track)
-    check_model_flags(spec.model)
-    device = resolve_device(spec.loop.device)
-    baseline = read_baseline(device, interval_s=spec.loop.nvml_interval)
-    activate(device)
-    check_precision(spec.loop.precision, device)
-    if spec.loop.compile:
-        check_compiles(device)
-    check_attention(spec.model.attn, spec.loop.precision)
-    check_attention_runs(spec.model.attn, str(device))
-    entry = registry.find(spec.optim.name)
-    hyper = registry.resolve_hyper(entry, spec.optim)
-    spec = _settle_schedule(spec, entry, hyper)
-    registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
-    return _Settled(spec=spec, device=device, entry=entry, hyper=hyper, baseline=baseline)
-
-
-def _settings_notes(settled: _Settled) -> Iterator[str]:
-    """Yield what should be known about the settings themselves."""
-    spec, entry = settled.spec, settled.entry
-    if spec.loop.device == "auto" and settled.device.type == "cpu" and has_unseen_card():
-        yield "torch does not see this machine's NVIDIA card: the run is on the CPU. `effcli doctor` says why."
-    yield from override_notes(entry, settled.hyper)
-    if spec.uses_builtin_demo:
-        yield (
-            "This is the built-in demonstration: a small model with random weights on generated sentence pairs. "
-            "For your own work give --model and --data."
-        )
-    if entry.cpu_note and settled.device.type == "cpu":
-        yield entry.cpu_note
-    if spec.loop.compile:
-        yield (
-            "--compile: the first batches wait for the compiler. The plan is of the model uncompiled: compiled kernels "
-            "may keep less for the backward pass."
-        )
-    if spec.loop.precision == "bf16-pure":
-        yield (
-            "bf16-pure keeps no 32-bit copy of the weights: an update below about 0.2 % of a weight is rounded away. "
-            "With --precision bf16 small updates count."
-        )
-    if spec.model.trust_remote_code:
-        yield f"Python code that comes with '{spec.model.name}' may run here (--trust-remote-code)."
 
 
 def _data_notes(data: PreparedData, max_length: int, max_target_length: int | None) -> Iterator[str]:
@@ -217,32 +155,6 @@ def _data_notes(data: PreparedData, max_length: int, max_target_length: int | No
         yield f"{count(data.skipped_rows, 'row')} without text skipped."
     if data.eval is None:
         yield "Evaluation is skipped: there is no validation data (give --eval-data or --eval-fraction)."
-
-
-def quiet_transformers() -> None:
-    """Keep progress bars and advice of transformers off the terminal; `quiet_datasets` does so where data is read."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
-def _settle_schedule(spec: RunSpec, entry: OptimizerEntry, hyper: Hyper) -> RunSpec:
-    """Return the spec with a constant schedule where the optimizer bears no other.
-
-    Raises:
-        UsageError: a schedule or a warm-up was asked for as well.
-    """
-    bears = entry.schedule(hyper)
-    if bears == "any":
-        return spec
-    loop = spec.loop
-    scheduled = "scheduler" in loop.model_fields_set and loop.scheduler != "constant"
-    if scheduled or (bears == "own" and loop.warmup_ratio):
-        flag = f"--scheduler {loop.scheduler}" if scheduled else f"--warmup-ratio {loop.warmup_ratio}"
-        why = "sets its own learning rate" if bears == "own" else "needs a constant learning rate"
-        raise UsageError(f"{flag}: '{entry.name}' {why} with these hyperparameters; leave the flag out")
-    return spec.model_copy(update={"loop": loop.model_copy(update={"scheduler": "constant"})})
 
 
 def _target_limit(
@@ -262,7 +174,7 @@ def _target_limit(
     return longest_target(source.config, source.name, asked, longest_source=max_length)
 
 
-def _resolved(settled: _Settled, problem: Problem, *, max_length: int, max_target_length: int | None) -> RunSpec:
+def _resolved(settled: Settled, problem: Problem, *, max_length: int, max_target_length: int | None) -> RunSpec:
     """Return the spec with everything that was guessed or defaulted written out, so that it is itself a recipe."""
     spec, entry = settled.spec, settled.entry
     model = {"task": problem.task}
