@@ -92,12 +92,13 @@ def _communication_bytes(parameters: Sequence[ParamInfo], world_size: int) -> in
     """Return the bytes that are held at most, beside shards, to gather parameters and to reduce gradients.
 
     A group is gathered into one buffer and copied out of it, both padded. What belongs to no layer stays gathered from
-    the start of the forward pass until the end of the backward pass. In the forward pass the buffer of the group that
-    was gathered last stays until the next is gathered; in the backward pass the layer before is gathered while one
-    computes, and the input of the last reduce-scatter stays until the next. Whole gradients live until their group
-    is reduced; those of the rest are reduced last.
+    the start of the forward pass until the end of the backward pass. In the forward pass a group's buffer stays until
+    the next one is copied out; in the backward pass the layer before is gathered while one computes, and the input of
+    the last reduce-scatter stays until the next. Whole gradients live until their group is reduced; those of the rest
+    are reduced last.
 
-    Leaves out the sharded sum of a second micro-batch before it is added, and what a backend allocates itself.
+    Leaves out the sharded sum of a second micro-batch before it is added, both gradients of a tied parameter before
+    autograd adds them, and copies that a backend makes: gloo copies each buffer once more.
     """
     groups = gather_groups(parameters)
     whole = {id(info): world_size * _chunk_bytes(info, world_size) for info in parameters}
@@ -111,7 +112,7 @@ def _communication_bytes(parameters: Sequence[ParamInfo], world_size: int) -> in
 
     moments = [2 * rest]
     for before, layer in zip([rest, *gathered], gathered, strict=False):
-        moments += [rest + before + layer, rest + 2 * layer]
+        moments.append(rest + before + 2 * layer)
     for index, layer in enumerate(gathered):
         before = gathered[index - 1] if index else 0
         after = reduced[index + 1] if index + 1 < len(reduced) else 0
