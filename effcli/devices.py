@@ -12,6 +12,7 @@ from effcli.nvml.cuda_versions import needs_newer_driver
 from effcli.nvml.hardware import has_nvidia_card
 from effcli.nvml.session import NvmlSession, NvmlUnavailableError, cards
 from effcli.nvml.visible import VISIBLE, read_listing
+from effcli.ranks.launch import ALONE, Launch
 from effcli.units import count
 
 if TYPE_CHECKING:
@@ -28,34 +29,24 @@ def autocast_dtype(precision: str) -> str | None:
     return {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
 
 
-def refuse_many_processes() -> None:
-    """Refuse a launch with several processes, which would train unsynchronised copies.
-
-    Raises:
-        UsageError: `WORLD_SIZE` is above 1.
-    """
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size not in ("", "1"):
-        raise UsageError(
-            f"WORLD_SIZE is {world_size}, but training with more than one process is not supported yet; "
-            "start effcli directly, without torchrun or accelerate launch"
-        )
-
-
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, launch: Launch = ALONE) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:i`; `auto` takes a CUDA device where there is one.
 
-    Where CUDA has not started in this process, the other cards are hidden from it (`CUDA_VISIBLE_DEVICES`), because
-    Trainer would spread a run over all that it sees; the chosen one is then `cuda:0`. No memory of the device is taken
-    yet: `activate` does that.
+    Each of several processes on a machine takes the CUDA device of its local rank. For one alone, where CUDA has not
+    started in this process, the other cards are hidden from it (`CUDA_VISIBLE_DEVICES`), because Trainer would spread a
+    run over all that it sees; the chosen one is then `cuda:0`. No memory of the device is taken yet: `activate` does
+    that.
 
     Raises:
         DeviceError: CUDA was asked for and is not there, or has no such index.
+        UsageError: one CUDA device was asked for, and there are several processes.
     """
     import torch
 
     if name == "cpu":
         return torch.device("cpu")
+    if launch.has_many:
+        return _device_of_rank(name, launch)
     asked = int(name.partition(":")[2] or 0)
     index = asked if is_cpu_build() else hide_other_devices(asked, name)
     if not has_cuda():
@@ -66,6 +57,32 @@ def resolve_device(name: str) -> torch.device:
     if index >= torch.cuda.device_count():
         raise DeviceError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return torch.device("cuda", index)
+
+
+def _device_of_rank(name: str, launch: Launch) -> torch.device:
+    """Return the device of one of several processes.
+
+    Raises:
+        DeviceError, UsageError: see `resolve_device`.
+    """
+    import torch
+
+    if ":" in name:
+        raise UsageError(
+            f"--device {name}: each of the {launch.world_size} processes takes a device of its own; use --device cuda, "
+            "and CUDA_VISIBLE_DEVICES to choose which"
+        )
+    if not has_cuda():
+        if name == "auto":
+            return torch.device("cpu")
+        raise DeviceError(f"--device {name}: {_why_no_cuda()} --device cpu")
+    num_devices = torch.cuda.device_count()
+    if launch.local_world_size > num_devices:
+        raise DeviceError(
+            f"{launch.local_world_size} processes were launched on this machine, which has "
+            f"{count(num_devices, 'CUDA device')}; use --nproc-per-node {num_devices}, or --device cpu"
+        )
+    return torch.device("cuda", launch.local_rank)
 
 
 def has_cuda() -> bool:

@@ -13,6 +13,7 @@ import typer
 from effcli.endings import ending_of, has_traceback
 from effcli.interruption import forget_interruption, interrupt
 from effcli.masking import masked
+from effcli.ranks.voice import may_tell, told_by
 from effcli.report.text import plain
 
 MAX_ERROR_CHARACTERS = 1500
@@ -31,14 +32,15 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "effcli"
-        if text := error.format_message():  # empty where the help was asked for by giving no command
+        if may_tell() and (text := error.format_message()):  # empty where the help was asked for by giving no command
             _say(f"{text.rstrip('.')}. See `{path} --help`.")
         return 2
     except Exception as error:
         text, exit_code = ending_of(error)
-        if verbose and has_traceback(error):
-            sys.stderr.write(masked(traceback.format_exc()))
-        _say(text)
+        if may_tell():
+            if verbose and has_traceback(error):
+                sys.stderr.write(masked(traceback.format_exc()))
+            _say(f"{told_by()}{text}")
         return exit_code
     return code if isinstance(code, int) else 0
 
@@ -51,7 +53,8 @@ def interrupt_on_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Say so, and raise what hardly any library catches, as datasets does with all exceptions of a loader."""
-    _say("interrupted; what was saved before is intact")
+    if may_tell():
+        _say("interrupted; what was saved before is intact")
     interrupt(number)
 
 

@@ -82,15 +82,19 @@ def train(
     flags = given_fields({**ctx.params, "model": one_model(model_argument, model)})
 
     from effcli import pipeline  # pydantic and YAML: not for --help
+    from effcli.ranks.launch import read_launch
     from effcli.report.output import emit
     from effcli.report.progress import make_progress
 
     spec = pipeline.resolve_spec(flags, recipe=recipe, sets=sets or (), resume_from=out if resume else None)
-    progress = make_progress(spec.output.logging_steps, quiet)
+    is_main = read_launch().is_main
+    progress = make_progress(spec.output.logging_steps, quiet or not is_main)
     if dry_run:
         record = pipeline.plan(spec, progress=progress)
     else:
         record = pipeline.train(spec, progress=progress, resume=resume, overwrite=overwrite)
+    if not is_main:  # rank 0 speaks for all
+        return
     emit(record, json=as_json, quiet=quiet)
     if spec.output.tolerance is not None:
         progress.note(pipeline.check_prediction(record, spec.output.tolerance))

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from effcli.data.batches import EpochLoader
     from effcli.engines.window import WindowLoss
     from effcli.engines.window_schedule import WindowSchedule
-    from effcli.spec import Precision
+    from effcli.spec import Precision, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Settings of the loop that every engine needs, already resolved."""
+    """Settings of the loop that every engine needs, already resolved.
+
+    `shard` says what each process holds, `may_lack_gradients` whether the loss may leave out a trained parameter.
+    """
 
     device: torch.device
     precision: Precision
@@ -26,6 +29,8 @@ class Loop:
     max_grad_norm: float
     total_updates: int
     seed: int
+    shard: Shard = "ddp"
+    may_lack_gradients: bool = True
     percentile_clipping: float | None = None
 
     @property

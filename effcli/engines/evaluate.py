@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 
 from effcli.data.scores import classification_scores
 from effcli.engines.base import Batch, EvalResult
 from effcli.engines.precision import autocast
-from effcli.engines.window import WindowLoss, count_items
+from effcli.engines.window import WindowLoss, is_item
+from effcli.ranks.group import gathered, sums
 
 
 def evaluate(
@@ -21,13 +23,13 @@ def evaluate(
     device: torch.device,
     precision: str,
 ) -> EvalResult:
-    """Return the mean loss per item over all batches, whatever their sizes, and the task's metrics.
+    """Return the mean loss per item over all batches of all processes, whatever their sizes, and the task's metrics.
 
-    Leaves the model in the mode it was in.
+    Leaves the model in the mode it was in. A row whose label is ignored, as of a process that has none, counts nowhere.
     """
     was_training = model.training
     model.eval()
-    total, num_items = 0.0, 0
+    total, num_items = 0.0, 0.0
     predicted: list[int] = []
     expected: list[int] = []
     with torch.no_grad():
@@ -37,13 +39,16 @@ def evaluate(
             with autocast(device, precision):
                 logits = model(**inputs).logits
             total += float(window_loss.total(logits, labels))
-            num_items += count_items(labels)
+            num_items += int(is_item(labels).sum())
             if window_loss.objective == "classification":
-                predicted += logits.argmax(-1).tolist()
-                expected += labels.tolist()
+                counts = is_item(labels)
+                predicted += logits.argmax(-1)[counts].tolist()
+                expected += labels[counts].tolist()
     model.train(was_training)
+    total, num_items = sums([total, num_items])
     loss = total / num_items
     if window_loss.objective == "classification":
+        predicted, expected = (list(chain.from_iterable(gathered(rows))) for rows in (predicted, expected))
         accuracy, f1 = classification_scores(expected, predicted, num_labels=logits.shape[-1])
         return EvalResult(loss=loss, accuracy=accuracy, f1=f1)
     if window_loss.objective in ("causal-lm", "seq2seq"):

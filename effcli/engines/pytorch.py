@@ -6,13 +6,15 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from effcli.engines.base import Batch, Job, UpdateResult
+from effcli.engines.distributing import exchanging, replicated, whole
 from effcli.engines.precision import autocast
-from effcli.engines.window import run_windows, window_items
+from effcli.engines.window import run_windows, window_items, window_loss
 
 
 def run(job: Job) -> None:
     """Drive the job: forward and backward per micro-batch, then clip, step and advance the schedule once per update."""
-    loop, model, optimizer = job.loop, job.model, job.optimizer
+    loop, optimizer = job.loop, job.optimizer
+    model = replicated(job.model, loop)
     scaler = torch.amp.GradScaler(loop.device.type, enabled=loop.precision == "fp16")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     job.observer.train_begin(scaler if scaler.is_enabled() else None)
@@ -20,11 +22,16 @@ def run(job: Job) -> None:
 
     for window in run_windows(job, job.loader):
         num_items = window_items(window)
-        loss = float(sum(_micro_step(job, scaler, batch, num_items) for batch in window))
+        loss = window_loss(
+            sum(
+                _micro_step(job, model, scaler, batch, num_items, is_last=index == len(window) - 1)
+                for index, batch in enumerate(window)
+            )
+        )
 
         scaler.unscale_(optimizer)
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        grad_norm = float(norm)
+        grad_norm = float(whole(norm))
         job.observer.before_step(loss=loss, grad_norm=grad_norm)
         clip_grads_with_norm_(parameters, loop.clip_norm, norm)
         scale = scaler.get_scale()
@@ -37,7 +44,9 @@ def run(job: Job) -> None:
         job.observer.after_update(UpdateResult(loss=loss, grad_norm=grad_norm, skipped=skipped))
 
 
-def _micro_step(job: Job, scaler: torch.amp.GradScaler, batch: Batch, num_items: int) -> torch.Tensor:
+def _micro_step(
+    job: Job, model: torch.nn.Module, scaler: torch.amp.GradScaler, batch: Batch, num_items: int, *, is_last: bool
+) -> torch.Tensor:
     """Add one micro-batch's gradients; return its share of the window's loss.
 
     A function of its own, so that outputs and activations are freed before the next micro-batch's forward.
@@ -45,9 +54,10 @@ def _micro_step(job: Job, scaler: torch.amp.GradScaler, batch: Batch, num_items:
     device = job.loop.device
     inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
     labels = inputs.pop("labels")
-    with autocast(device, job.loop.precision):
-        logits = job.model(**inputs).logits
-    loss = job.window_loss.scaled(logits, labels, num_items)
-    del logits  # the loss has kept what its backward needs, and with a large vocabulary they are much beside it
-    scaler.scale(loss).backward()
+    with exchanging(model, is_last=is_last):
+        with autocast(device, job.loop.precision):
+            logits = model(**inputs).logits
+        loss = job.window_loss.scaled(logits, labels, num_items)
+        del logits  # the loss has kept what its backward needs, and with a large vocabulary they are much beside it
+        scaler.scale(loss).backward()
     return loss.detach()

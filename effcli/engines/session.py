@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.engines.base import EvalResult, Progress, UpdateResult
 from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import InterruptedRunError, TrainingFailedError
+from effcli.ranks.group import largest
 from effcli.units import count
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class TrainingSession:
         """
         self.pause_clock()
         self.update += 1
+        self._agree_on_stop()
         self._check_scaler(result)
         self._record(result)
         ends_epoch = self.window_schedule.ends_epoch(self.update)
@@ -147,6 +149,11 @@ class TrainingSession:
                 signal_number=self.stop_signal or signal.SIGINT,
             )
         self.start_clock()
+
+    def _agree_on_stop(self) -> None:
+        """Stop where any process of the run was told to, all after the same update."""
+        (number,) = largest([self.stop_signal or 0])
+        self.stop_signal = int(number) or None
 
     def _record(self, result: UpdateResult) -> None:
         """Put the update just made into the history, and tell of it."""

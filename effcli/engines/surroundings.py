@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
+from effcli.ranks.group import world_size
+from effcli.ranks.launch import RANK_VARIABLES
+
 _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
-_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "FORK_LAUNCHED")
+_NAMES = ("FORK_LAUNCHED",)
 
 
 @contextmanager
@@ -54,7 +57,8 @@ def without_launcher_settings() -> Iterator[None]:
     """Hide what `accelerate launch` and `torchrun` say by environment variables.
 
     Where no precision is asked for, `TrainingArguments` takes `ACCELERATE_MIXED_PRECISION` (transformers 5.24); others
-    choose the device or a sharded model, and a local rank alone makes accelerate set up a process group (1.15).
+    choose the device or a sharded model, and a local rank alone makes accelerate set up a process group (1.15). Of
+    several processes each keeps its rank, which accelerate reads.
     """
     before = {name: os.environ.pop(name) for name in _launcher_settings()}
     try:
@@ -66,4 +70,5 @@ def without_launcher_settings() -> Iterator[None]:
 
 
 def _launcher_settings() -> list[str]:
-    return [name for name in os.environ if name in _NAMES or name.startswith(_PREFIXES)]
+    hidden = _NAMES if world_size() > 1 else (*_NAMES, *RANK_VARIABLES)
+    return [name for name in os.environ if name in hidden or name.startswith(_PREFIXES)]

@@ -18,6 +18,7 @@ from torch.nn import functional
 from effcli.data.batches import IGNORED
 from effcli.engines.base import Batch, Job
 from effcli.errors import TrainingFailedError
+from effcli.ranks.group import sums, world_size
 
 if TYPE_CHECKING:
     from effcli.data.batches import EpochLoader
@@ -47,24 +48,36 @@ def windows(batches: Iterable[Batch], accum: int) -> Iterator[list[Batch]]:
         yield window
 
 
+def is_item(labels: torch.Tensor) -> torch.Tensor:
+    """Return which of the `labels` the loss counts, bool of the same shape."""
+    return ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
+
+
 def count_items(labels: torch.Tensor) -> int:
     """Return the number of items among `labels` (rows, or tokens that are predicted)."""
-    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+    return int(is_item(labels).sum())
 
 
 def window_items(window: Sequence[Batch]) -> int:
-    """Return the number of items in a window.
+    """Return the number of items in a window, over all processes.
 
     Raises:
         TrainingFailedError: there is none, so that the window has no loss.
     """
-    num_items = sum(count_items(batch["labels"]) for batch in window)
+    (total,) = sums([sum(count_items(batch["labels"]) for batch in window)])
+    num_items = int(total)
     if not num_items:
         raise TrainingFailedError(
             f"nothing to learn from in a window of {len(window)} micro-batches: every label in it is {IGNORED}, which "
             "the loss leaves out; remove rows whose label or target is empty, or use a larger --batch-size or --accum"
         )
     return num_items
+
+
+def window_loss(shares: torch.Tensor | float) -> float:
+    """Return the loss of a window, given this process's shares of it, as `WindowLoss.scaled` makes them, added up."""
+    (total,) = sums([float(shares)])
+    return total / world_size()
 
 
 class WindowLoss:
@@ -85,7 +98,9 @@ class WindowLoss:
         """
         logits = logits.float()
         if self.objective == "regression":
-            return functional.mse_loss(logits.squeeze(-1), labels.float(), reduction="sum")
+            scores = logits.squeeze(-1)
+            wanted = torch.where(is_item(labels), labels.float(), scores.detach())  # what is ignored is met
+            return functional.mse_loss(scores, wanted, reduction="sum")
         if self.objective == "causal-lm":
             # Shifting the labels instead of the logits avoids a copy of the largest tensor of the step.
             labels = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
@@ -93,7 +108,10 @@ class WindowLoss:
         return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
 
     def scaled(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Any) -> torch.Tensor:
-        """Return the micro-batch's share of the window's loss; `num_items` counts the whole window."""
-        share = self.total(logits, labels) / num_items
+        """Return the micro-batch's share of the window's loss; `num_items` counts the whole window.
+
+        Of several processes each one's share is as many times as large, since gradients are averaged over them.
+        """
+        share = self.total(logits, labels) * world_size() / num_items
         self._watch(share)
         return share

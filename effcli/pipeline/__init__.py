@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from effcli.pipeline.comparing.planned import plan_comparison
@@ -17,7 +18,7 @@ from effcli.pipeline.tolerance import check_prediction, check_predictions
 from effcli.pipeline.verdicts import check_budget, check_found
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from effcli.engines.base import Progress
@@ -98,18 +99,18 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
     Raises:
         EffcliError: see `effcli.pipeline.prepare.prepare`.
     """
-    _hide_other_devices(spec)
-    from effcli.pipeline.build import build
-    from effcli.pipeline.facts import planned_record
-    from effcli.pipeline.prepare import prepare
-    from effcli.pipeline.run_plan import RunPlanner
+    with _among_others(spec):
+        from effcli.pipeline.build import build
+        from effcli.pipeline.facts import planned_record
+        from effcli.pipeline.prepare import prepare
+        from effcli.pipeline.run_plan import RunPlanner
 
-    prepared = prepare(spec, progress)
-    planned = RunPlanner(prepared).plan(prepared, progress)
-    built = build(prepared, meta=True)
-    for note in (*built.weight_notes, *built.notes):
-        progress.note(note)
-    return planned_record(prepared, built, planned, out=spec.output.out)
+        prepared = prepare(spec, progress)
+        planned = RunPlanner(prepared).plan(prepared, progress)
+        built = build(prepared, meta=True)
+        for note in (*built.weight_notes, *built.notes):
+            progress.note(note)
+        return planned_record(prepared, built, planned, out=spec.output.out)
 
 
 def search(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence[str] = ()) -> SearchRecord:
@@ -138,23 +139,28 @@ def train(
     Raises:
         EffcliError: see `effcli.pipeline.running.training.train`.
     """
-    _hide_other_devices(spec)
-    from effcli.pipeline.running import training
+    with _among_others(spec):
+        from effcli.pipeline.running import training
 
-    return training.train(
-        spec, progress=progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates
-    )
+        return training.train(
+            spec, progress=progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates
+        )
 
 
-def _hide_other_devices(spec: RunSpec) -> None:
-    """Choose the device of a run before anything is imported that starts CUDA, after which none can be hidden.
+@contextmanager
+def _among_others(spec: RunSpec) -> Iterator[None]:
+    """Choose the device of a run before anything is imported that starts CUDA, and join the processes of its launch.
 
-    torchao does (0.18): as it is imported it asks Triton about the card, and transformers imports it (5.24).
+    Once CUDA has started no device can be hidden, and torchao starts it (0.18): as it is imported it asks Triton about
+    the card, and transformers imports it (5.24).
 
     Raises:
-        EffcliError: the device is not there, or several processes were launched.
+        EffcliError: the device is not there, or the processes did not find each other.
     """
-    from effcli.devices import refuse_many_processes, resolve_device
+    from effcli.devices import resolve_device
+    from effcli.ranks.group import joined
+    from effcli.ranks.launch import read_launch
 
-    refuse_many_processes()
-    resolve_device(spec.loop.device)
+    launch = read_launch()
+    with joined(launch, resolve_device(spec.loop.device, launch)):
+        yield

@@ -71,11 +71,11 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
     with torch.device("meta") if meta else nullcontext():
         changed, notes = _change(prepared, made, fresh)
     model, hyper = changed.model, changed.hyper_for(entry, prepared.hyper)
-    if not meta:
-        model.to(prepared.device)
     if spec.loop.gradient_checkpointing:
         recompute_activations(model, prepared.source.name)
     parameters = parameter_infos(model)
+    if not meta:
+        _place(prepared, model)
     state = predict_state(entry, parameters, hyper)
     eight_bit = eight_bit_note(entry, parameters, hyper, state)
     return Built(
@@ -88,6 +88,16 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
         notes=(*notes, *((eight_bit,) if eight_bit else ()), *about_model),
         decoder_inputs=decoder_inputs(made, prepared.source.name) if prepared.problem.target_column else None,
     )
+
+
+def _place(prepared: Prepared, model: torch.nn.Module) -> None:
+    """Move the model to its device, or its shard alone, layer by layer."""
+    loop = prepared.spec.loop
+    if loop.shard == "fsdp" and loop.engine == "pytorch":
+        from effcli.engines.distributing import shard
+
+        shard(model, prepared.device)
+    model.to(prepared.device)
 
 
 def _weight_notes(prepared: Prepared, fresh: tuple[str, ...]) -> tuple[str, ...]:

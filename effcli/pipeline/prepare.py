@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from effcli.data.batches import Part
 from effcli.data.columns import choose
 from effcli.data.fingerprint import fingerprint
 from effcli.data.source import load_tables
@@ -64,6 +65,11 @@ class Prepared:
     def sharding(self) -> Sharding:
         """Return how the run is spread over the processes of its launch."""
         return Sharding(shard=self.spec.loop.shard, world_size=self.launch.world_size)
+
+    @property
+    def part(self) -> Part:
+        """Return which part of each batch this process takes."""
+        return Part(rank=self.launch.rank, world_size=self.launch.world_size)
 
     @property
     def window_schedule(self) -> WindowSchedule:

@@ -114,6 +114,14 @@ class RunPlanner:
             return None
         return max(moment.total_bytes for moment in played.moments if moment.update == LATER)
 
+    def may_lack_gradients(self, prepared: Prepared) -> bool:
+        """Return whether the loss leaves out a trained parameter, or may: where the model's code cannot be traced."""
+        predictor, settings, _ = self._question(prepared)
+        try:
+            return bool(predictor.without_gradient(settings))
+        except TraceError:
+            return True
+
     def _question(self, prepared: Prepared) -> tuple[Predictor, Settings, Choice]:
         """Return what predicts the run, the settings of its longest batch, and its optimizer."""
         loop, data = prepared.spec.loop, prepared.data

@@ -15,6 +15,7 @@ from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
+from effcli.pipeline.launching import check_launch
 from effcli.ranks.launch import Launch, read_launch
 from effcli.tracking.services import check_services
 
@@ -47,7 +48,8 @@ def settle(spec: RunSpec) -> Settled:
     check_services(spec.output.track)
     check_model_flags(spec.model)
     launch = read_launch()
-    device = resolve_device(spec.loop.device)
+    device = resolve_device(spec.loop.device, launch)
+    check_launch(spec, launch, device.type)
     baseline = read_baseline(device, interval_s=spec.loop.nvml_interval)
     activate(device)
     check_precision(spec.loop.precision, device)

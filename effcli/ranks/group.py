@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from effcli.errors import DeviceError
 from effcli.ranks.launch import Launch
+from effcli.ranks.voice import end, use_store
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,12 @@ _device: torch.device | None = None
 """Where numbers lie that the group's backend takes; None without a group."""
 
 
+LAST_WORDS_S = 10.0
+"""Seconds that a process which ends waits for rank 0 to write its record: a launcher stops all when one has ended."""
+
+
 @contextmanager
-def joined(launch: Launch, device: torch.device, *, timeout_s: float | None = None) -> Iterator[None]:
+def joined(launch: Launch, device: torch.device) -> Iterator[None]:
     """Belong to the process group of the launch: gloo on a CPU, NCCL on CUDA; nothing where there is one process.
 
     Raises:
@@ -39,10 +43,15 @@ def joined(launch: Launch, device: torch.device, *, timeout_s: float | None = No
     backend = backend_of(device.type)
     if not dist.is_available() or not dist.is_backend_available(backend):
         raise DeviceError(f"this build of torch has no {backend}, which several processes on {device.type} need")
-    options = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
-    if device.type == "cuda":
-        options["device_id"] = device
-    dist.init_process_group(backend, **options)
+    store, found, size = next(dist.rendezvous("env://"))
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=found,
+        world_size=size,
+        device_id=device if device.type == "cuda" else None,
+    )
+    use_store(store)
     _device = device
     try:
         if (dist.get_world_size(), dist.get_rank()) != (launch.world_size, launch.rank):
@@ -53,7 +62,8 @@ def joined(launch: Launch, device: torch.device, *, timeout_s: float | None = No
         yield
     finally:
         _device = None
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # first: what waits for this process in an exchange ends with an error
+        end(launch, wait_s=LAST_WORDS_S)
 
 
 def backend_of(device: str) -> str:
@@ -82,15 +92,25 @@ def is_main() -> bool:
 
 def sums(numbers: Sequence[float]) -> list[float]:
     """Return the sum over all ranks of each number, in float64: whole ones are exact up to 2^53."""
+    return [sum(column) for column in zip(*_numbers_of_all(numbers), strict=True)]
+
+
+def largest(numbers: Sequence[float]) -> list[float]:
+    """Return the largest that any rank has of each number."""
+    return [max(column) for column in zip(*_numbers_of_all(numbers), strict=True)]
+
+
+def _numbers_of_all(numbers: Sequence[float]) -> list[list[float]]:
+    """Return the numbers of each rank, in their order."""
     if _device is None:
-        return list(numbers)
+        return [list(numbers)]
     import torch
     import torch.distributed as dist
 
     mine = torch.tensor(numbers, dtype=torch.float64, device=_device)
-    gathered = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(gathered, mine)
-    return [float(total) for total in torch.stack(gathered).sum(dim=0).tolist()]
+    of_all = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(of_all, mine)
+    return [[float(number) for number in of_one.tolist()] for of_one in of_all]
 
 
 def gathered(value: T) -> list[T]:
@@ -113,3 +133,16 @@ def from_main(value: T) -> T:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+_LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "NCCL", "recvValue failed")
+"""Words of what gloo, NCCL and the store say when another process is gone (torch 2.13)."""
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether an exchange failed because another process has ended, or answers no more."""
+    if _device is None:
+        return False
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or any(text in str(error) for text in _LOST)

@@ -35,6 +35,10 @@ class Launch:
         return self.rank == 0
 
 
+ALONE = Launch()
+"""The only process of its run."""
+
+
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Return what the launcher said; one process where there was none.
 
@@ -50,7 +54,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
                     f"{name} is {environment[name]}: processes that MPI starts would train unsynchronised copies; "
                     f"start them with torchrun --nproc-per-node {environment[name]} -m effcli"
                 )
-        return Launch()
+        return ALONE
     missing = [name for name in RANK_VARIABLES if name != "LOCAL_WORLD_SIZE" and not environment.get(name)]
     if missing:
         raise UsageError(

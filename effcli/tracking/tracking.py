@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.errors import UnreachableError, kind_and_line
 from effcli.files import write_text
 from effcli.masking import masked
+from effcli.ranks.group import is_main
 from effcli.tracking.services import FINISH_S, SERVICES, Place, Service
 from effcli.tracking.values import config_values, evaluation_values, final_values, is_due, memory_text, update_values
 from effcli.tracking.worker import Worker
@@ -64,7 +65,7 @@ class Tracking:
             WriteError: the folder cannot be written to.
         """
         self._total_updates = total_updates
-        names = tuple(dict.fromkeys(self._spec.output.track))
+        names = tuple(dict.fromkeys(self._spec.output.track)) if is_main() else ()
         ids = self._ids() if names else {}
         for name in names:
             place = Place(

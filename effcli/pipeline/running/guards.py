@@ -12,6 +12,7 @@ from effcli.files import NO_ROOM, refused_write
 from effcli.measure.free_memory import free_memory
 from effcli.models.finite import first_not_finite
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
+from effcli.ranks.group import is_lost_peer
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,11 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
             raise TrainingFailedError(f"{where} in a {_worker_failure(error)}") from error
         if isinstance(error, EffcliError):
             raise
+        if is_lost_peer(error):
+            raise TrainingFailedError(
+                f"{where}: another process of the run has ended; checkpoints are intact, start the same command with "
+                "--resume to go on"
+            ) from error
         raise TrainingFailedError(
             f"{where} in the model or the optimizer, {kind_and_line(error)}; --verbose shows where"
         ) from error

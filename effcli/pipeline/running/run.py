@@ -45,6 +45,7 @@ from effcli.pipeline.running.profiling import PlanWindow
 from effcli.pipeline.running.resuming import Start, saved_state
 from effcli.pipeline.running.scoring import scoring
 from effcli.pipeline.running.watchers import Watchers
+from effcli.ranks.group import is_main
 from effcli.run_folder import RunFolder
 from effcli.tracking.tracking import Tracking
 
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
     """What a run is made of: what was prepared and built, its folder, who is told how it goes, what is known of it
-    before it begins, where it starts from, what watches its device, what explains that memory ran out, and what plans
-    the profiled update."""
+    before it begins, where it starts from, what watches its device, what explains that memory ran out, what plans
+    the profiled update, and whether a trained parameter may get no gradient."""
 
     prepared: Prepared
     built: Built
@@ -69,6 +70,7 @@ class RunParts:
     monitor: DeviceMonitor
     explain: Callable[[OutOfMemoryFacts], OutOfMemoryFacts]
     plan_window: PlanWindow
+    may_lack_gradients: bool
 
 
 class Run:
@@ -79,7 +81,7 @@ class Run:
         self._prepared, self._model, self._start, self._explain = prepared, built.model, start, parts.explain
         self._folder, self._progress, self._record = parts.folder, parts.progress, parts.record
         self._monitor = parts.monitor
-        self._loop = _loop(prepared)
+        self._loop = _loop(prepared, parts.may_lack_gradients)
         self._optimizer = prepared.entry.build(built.groups, built.hyper)
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._watchers = Watchers(prepared, built.model, self._optimizer, self._loop, start, self._monitor)
@@ -88,7 +90,11 @@ class Run:
         self._tracking = Tracking(prepared.spec, parts.folder, parts.progress)
         self._first_window = start.first_window or self._loop.window_schedule.window
         self._collate = collator(
-            prepared.problem, prepared.tokenizer, prepared.source.padding_side, built.decoder_inputs
+            prepared.problem,
+            prepared.tokenizer,
+            prepared.source.padding_side,
+            built.decoder_inputs,
+            stand_in=prepared.data.train[0],
         )
         self._loader = self._train_loader()
         self._watchers.profiling.choose(self._loader, start.update, parts.plan_window)
@@ -102,6 +108,7 @@ class Run:
             seed=loop.seed,
             num_workers=loop.num_workers,
             num_longest_first=self._first_window if loop.longest_first else 0,
+            part=self._prepared.part,
         )
 
     def execute(self, stop_after_updates: int | None) -> RunRecord:
@@ -165,7 +172,8 @@ class Run:
                     session.evaluate_once()
             with explained_write_failure(self._store), evaluation_weights(self._optimizer):
                 refuse_weights_that_are_not_finite(self._model)
-                write_folder(self._folder.model, self._save_model)
+                if is_main():
+                    write_folder(self._folder.model, self._save_model)
         except BaseException as error:
             self._record_failure(session, error)
             raise
@@ -180,7 +188,7 @@ class Run:
         Called after the engine's preparation, which in accelerate casts the optimizer's state once more.
         """
         if self._start.checkpoint is None:
-            set_seed(self._prepared.spec.loop.seed)
+            set_seed(self._prepared.spec.loop.seed + self._prepared.launch.rank)
         else:
             restore(
                 self._start.checkpoint,
@@ -193,6 +201,8 @@ class Run:
     def _save_checkpoint(self, session: TrainingSession) -> None:
         refuse_weights_that_are_not_finite(self._model)
         profiled = self._watchers.profiling.facts
+        if not is_main():
+            return
         with explained_saving(session.update):
             self._store.save(
                 saved_state(self._prepared, session, first_window=self._first_window, profiled=profiled),
@@ -263,15 +273,17 @@ class Run:
         if late := self._tracking.notes[len(known) :]:
             record = record.model_copy(update={"notes": (*record.notes, *late)})
             self._write(record)
-        if not_kept := remember(record):
+        if is_main() and (not_kept := remember(record)):
             self._progress.note(not_kept)
         return record
 
     def _write(self, record: RunRecord) -> None:
+        if not is_main():
+            return
         write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
 
 
-def _loop(prepared: Prepared) -> Loop:
+def _loop(prepared: Prepared, may_lack_gradients: bool) -> Loop:
     loop = prepared.spec.loop
     return Loop(
         device=prepared.device,
@@ -280,5 +292,7 @@ def _loop(prepared: Prepared) -> Loop:
         max_grad_norm=loop.max_grad_norm,
         total_updates=prepared.total_updates,
         seed=loop.seed,
+        shard=loop.shard,
+        may_lack_gradients=may_lack_gradients,
         percentile_clipping=loop.percentile_clipping,
     )

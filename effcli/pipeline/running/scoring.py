@@ -29,7 +29,7 @@ def scoring(
     if rows is None:
         return None
     batch_size = loop.eval_batch_size or loop.batch_size
-    loader = eval_loader(rows, collate, batch_size=batch_size, num_workers=loop.num_workers)
+    loader = eval_loader(rows, collate, batch_size=batch_size, num_workers=loop.num_workers, part=prepared.part)
 
     def score() -> EvalResult:
         with evaluation_weights(optimizer):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from effcli.errors import UsageError
+from effcli.files import at_home
 from effcli.interruption import stop_if_interrupted
 from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.free_memory import free_memory
@@ -23,6 +25,7 @@ from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError, explained
 from effcli.pipeline.running.resuming import Start, find_start
 from effcli.pipeline.running.run import Run, RunParts
 from effcli.pipeline.verdicts import peak_sentences
+from effcli.ranks.group import from_main, is_main
 from effcli.recipes import write_recipe
 from effcli.run_folder import RECIPE_PURPOSE, RunFolder, check_run_folder, dated_name, open_run_folder
 from effcli.run_lock import RunLock
@@ -78,11 +81,13 @@ def train(
     """
     if resume and spec.output.out is None:
         raise UsageError("--resume needs --out with the folder of the run to continue")
-    out = spec.output.out or dated_name(datetime.now(), spec.optim.name)
+    out = from_main(spec.output.out or dated_name(datetime.now(), spec.optim.name))
     spec = spec.model_copy(update={"output": spec.output.model_copy(update={"out": out})})
     inputs = {"--model": spec.model.name, "--data": spec.data.train, "--eval-data": spec.data.eval}
-    folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
-    with RunLock(folder.path) as lock:
+    folder = RunFolder(path=at_home(out))
+    if is_main():
+        folder = check_run_folder(out, resume=resume, overwrite=overwrite, inputs=inputs)
+    with RunLock(folder.path) if is_main() else nullcontext() as lock:
         return _attempts(
             spec, folder, lock, progress, resume=resume, overwrite=overwrite, stop_after_updates=stop_after_updates
         )
@@ -91,14 +96,17 @@ def train(
 def _attempts(
     spec: RunSpec,
     folder: RunFolder,
-    lock: RunLock,
+    lock: RunLock | None,
     progress: Progress,
     *,
     resume: bool,
     overwrite: bool,
     stop_after_updates: int | None,
 ) -> RunRecord:
-    """Prepare the run and train, with ever smaller batches where memory runs out; see `train` for what it raises."""
+    """Prepare the run and train, with ever smaller batches where memory runs out; see `train` for what it raises.
+
+    Only the process with the lock, rank 0, writes into the folder.
+    """
     prepared = prepare(spec, progress)
     planner = RunPlanner(prepared)
     failures: tuple[OutOfMemoryFacts, ...] = ()
@@ -120,7 +128,7 @@ def _attempts(
 def _run(
     attempt: _Attempt,
     folder: RunFolder,
-    lock: RunLock,
+    lock: RunLock | None,
     progress: Progress,
     *,
     overwrite: bool,
@@ -136,7 +144,7 @@ def _run(
 def _built(
     attempt: _Attempt,
     folder: RunFolder,
-    lock: RunLock,
+    lock: RunLock | None,
     progress: Progress,
     monitor: DeviceMonitor,
     *,
@@ -166,10 +174,12 @@ def _built(
             monitor=monitor,
             explain=attempt.explain,
             plan_window=attempt.planner.plan_window,
+            may_lack_gradients=prepared.launch.has_many and attempt.planner.may_lack_gradients(prepared),
         )
     )
-    open_run_folder(folder, lock, overwrite=overwrite)
-    _write_recipe(prepared.spec, folder)
+    if lock is not None:
+        open_run_folder(folder, lock, overwrite=overwrite)
+        _write_recipe(prepared.spec, folder)
     return run
 
 
