@@ -90,7 +90,7 @@ class EstimateSpec(Section):
     @property
     def asks_for_peak(self) -> bool:
         """Return whether a setting was given that means nothing before activations."""
-        loop = self.loop.model_fields_set - {"precision"}
+        loop = self.loop.model_fields_set - {"precision", "world_size", "shard"}
         return bool(loop or self.data.model_fields_set or self.output.timeline or self.model.attn)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from effcli.facts import Fact
-from effcli.measure.rank_record import DistributionFacts
+from effcli.measure.rank_record import DistributionFacts, ModeAmounts
 from effcli.measure.record import SCHEMA_VERSION, BatchFacts, ModelFacts, OptimizerFacts
 from effcli.memory.layers import PartAmount
 
@@ -41,7 +41,8 @@ class EstimateRecord(Fact):
 
     `peak` is None, as is the plan of every optimizer, unless a setting was given that matters to the peak alone.
     `buffers_bytes` are tensors that are no parameters; `tied` the names under which a parameter occurs again. `layers`
-    and `largest` are empty unless they were asked for.
+    and `largest` are empty unless they were asked for. With several processes `modes` says for the first optimizer what
+    each way to spread the run would come to.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -53,6 +54,7 @@ class EstimateRecord(Fact):
     tied: tuple[str, ...]
     peak: PeakFacts | None = None
     optimizers: tuple[OptimizerFacts, ...]
+    modes: tuple[ModeAmounts, ...] = ()
     layers: tuple[PartAmount, ...] = ()
     largest: tuple[PartAmount, ...] = ()
     notes: tuple[str, ...] = ()

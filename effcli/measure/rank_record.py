@@ -9,7 +9,8 @@ from effcli.spec import Shard
 class DistributionFacts(Fact):
     """How a run is spread over processes; None in a record of one process.
 
-    Amounts of such a record outside `per_rank` are those of rank 0, which never holds less than another.
+    Amounts of such a record outside `per_rank` are those of rank 0, which has no fewer elements than another. Another
+    may still hold more: where its shares are too small for 8-bit state.
     """
 
     world_size: int
@@ -30,6 +31,14 @@ class RankAmounts(Fact):
     optimizer_state_elements: int
     communication_bytes: int
     total_before_activations_bytes: int
+
+
+class ModeAmounts(Fact):
+    """What the fullest process holds where a run is spread in one of the modes, with one optimizer."""
+
+    shard: Shard
+    optimizer: str
+    fullest: RankAmounts
 
 
 class RankMeasured(Fact):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from effcli.facts import Fact
@@ -24,14 +24,17 @@ class PartAmount(Fact):
     state_bytes: tuple[int, ...]
 
 
-def layer_amounts(parameters: Sequence[ParamInfo], states: Sequence[StateSummary]) -> tuple[PartAmount, ...]:
+def layer_amounts(
+    parameters: Sequence[ParamInfo], states: Sequence[StateSummary], counts: Mapping[str, int] | None = None
+) -> tuple[PartAmount, ...]:
     """Return the amounts by layer in the order of the model; consecutive equal layers become one part.
 
-    Tables that all parameters share belong to no layer; the parts' state bytes lack them.
+    Tables that all parameters share belong to no layer; the parts' state bytes lack them. `counts` are the elements of
+    each parameter where `parameters` are shares.
     """
     runs: list[list[PartAmount]] = []
     for name, group in groupby(parameters, key=lambda info: _layer_of(info.name)):
-        part = _amount(name, list(group), states)
+        part = _amount(name, list(group), states, counts or {})
         if runs and _continues(runs[-1][-1], part):
             runs[-1].append(part)
         else:
@@ -40,18 +43,26 @@ def layer_amounts(parameters: Sequence[ParamInfo], states: Sequence[StateSummary
 
 
 def largest_tensors(
-    parameters: Sequence[ParamInfo], states: Sequence[StateSummary], count: int
+    parameters: Sequence[ParamInfo],
+    states: Sequence[StateSummary],
+    count: int,
+    counts: Mapping[str, int] | None = None,
 ) -> tuple[PartAmount, ...]:
-    """Return the `count` tensors whose weight, gradient and largest state take most, the heaviest first."""
-    parts = [_amount(info.name, [info], states) for info in parameters]
+    """Return the `count` tensors whose weight, gradient and largest state take most, the heaviest first.
+
+    `counts` are as for `layer_amounts`.
+    """
+    parts = [_amount(info.name, [info], states, counts or {}) for info in parameters]
     ranked = sorted(parts, key=lambda part: -(part.weights_bytes + part.gradients_bytes + max(part.state_bytes)))
     return tuple(ranked[:count])
 
 
-def _amount(name: str, parameters: Sequence[ParamInfo], states: Sequence[StateSummary]) -> PartAmount:
+def _amount(
+    name: str, parameters: Sequence[ParamInfo], states: Sequence[StateSummary], counts: Mapping[str, int]
+) -> PartAmount:
     return PartAmount(
         name=name,
-        num_parameters=sum(info.num_elements for info in parameters),
+        num_parameters=sum(counts.get(info.name, info.num_elements) for info in parameters),
         weights_bytes=sum(info.num_bytes for info in parameters),
         gradients_bytes=sum(info.num_bytes for info in parameters if info.trainable),
         state_bytes=tuple(sum(state.by_parameter.get(info.name, 0) for info in parameters) for state in states),

@@ -11,6 +11,7 @@ from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.pipeline.shared_settings import shared_settings
 from effcli.search_spec import SearchSpec, build_search_spec
+from effcli.units import listed
 
 DEFAULT_OPTIMIZERS = ("adamw", "adafactor", "adam8bit", "lion8bit", "adamw4bit", "sgd")
 """What is estimated when nothing is asked for: the usual one, and what saves ever more."""
@@ -21,8 +22,11 @@ _Spec = TypeVar("_Spec", EstimateSpec, SearchSpec)
 
 
 def resolve_estimate(flags: Mapping[str, Any]) -> tuple[EstimateSpec, tuple[str, ...]]:
-    """Return the specification of an estimate; see `_resolve`."""
-    return _resolve(flags, DEFAULT_OPTIMIZERS, build_estimate_spec)
+    """Return the specification of an estimate; see `_resolve`.
+
+    Of optimizers that nobody named, those that do not run on shares of a model are left out where it is shared.
+    """
+    return _resolve(flags, DEFAULT_OPTIMIZERS, build_estimate_spec, _refuse_on_shares)
 
 
 def resolve_search(flags: Mapping[str, Any]) -> tuple[SearchSpec, tuple[str, ...]]:
@@ -36,23 +40,60 @@ def resolve_search(flags: Mapping[str, Any]) -> tuple[SearchSpec, tuple[str, ...
     return _resolve(flags, SEARCHED_OPTIMIZERS, build_search_spec)
 
 
+def _refuse_on_shares(spec: EstimateSpec, entry: OptimizerEntry) -> None:
+    """Raise unless an optimizer runs on what each process holds.
+
+    Raises:
+        UsageError: see `effcli.optim.registry.check_shards`.
+    """
+    if spec.loop.world_size > 1:
+        registry.check_shards(entry, spec.loop.shard)
+
+
+def _run_all(spec: _Spec, entry: OptimizerEntry) -> None:
+    """Let every optimizer pass."""
+
+
 def _resolve(
-    flags: Mapping[str, Any], usual: Sequence[str], build: Callable[[Mapping[str, Any]], _Spec]
+    flags: Mapping[str, Any],
+    usual: Sequence[str],
+    build: Callable[[Mapping[str, Any]], _Spec],
+    refuse: Callable[[_Spec, OptimizerEntry], None] = _run_all,
 ) -> tuple[_Spec, tuple[str, ...]]:
     """Return the specification of nested sections, `optim.name` a list, and what should be said about it.
 
-    Settings of optimizers are shared out; see `shared_settings`.
+    Settings of optimizers are shared out; see `shared_settings`. An optimizer that was not asked for by its name is
+    left out, and named, where `refuse` raises.
 
     Raises:
         UsageError: an unknown name, or a value that is not allowed.
     """
     optim = dict(flags.get("optim") or {})
-    names = optim.pop("name", None) or usual
+    asked = optim.pop("name", None) or ()
     values = {"model": {}, **{key: section for key, section in flags.items() if key != "optim"}}
-    build({**values, "optim": [optim]})  # so that a wrong value is said once, not for every optimizer
-    named = {entry.name: entry for name in names for entry in _entries(name)}
-    shared, notes = shared_settings(optim, tuple(named.values()))
-    return build({**values, "optim": [{"name": name, **own} for name, own in zip(named, shared, strict=True)]}), notes
+    spec = build({**values, "optim": [optim]})  # so that a wrong value is said once, not for every optimizer
+    meant = {entry.name for name in asked if name != ALL for entry in _entries(name)}
+    named = {entry.name: entry for name in asked or usual for entry in _entries(name)}
+    left_out = [name for name, entry in named.items() if name not in meant and _is_refused(refuse, spec, entry)]
+    kept = {name: entry for name, entry in named.items() if name not in left_out}
+    shared, notes = shared_settings(optim, tuple(kept.values()))
+    shared_out = build({**values, "optim": [{"name": name, **own} for name, own in zip(kept, shared, strict=True)]})
+    return shared_out, (*notes, *_about(left_out))
+
+
+def _about(left_out: Sequence[str]) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    why = f"--optim {left_out[0]} says why"
+    return (f"Left out, for they do not run on shares of a model: {listed(left_out)}; {why}.",)
+
+
+def _is_refused(refuse: Callable[[_Spec, OptimizerEntry], None], spec: _Spec, entry: OptimizerEntry) -> bool:
+    try:
+        refuse(spec, entry)
+    except UsageError:
+        return True
+    return False
 
 
 def _entries(name: str) -> tuple[OptimizerEntry, ...]:

@@ -18,6 +18,7 @@ from effcli.measure.record import ModelFacts
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.layers import largest_tensors, layer_amounts
 from effcli.memory.plan import MemoryPlan
+from effcli.memory.sharding.share import Sharding, Share
 from effcli.memory.state import StateSummary, paged_notes, predict_state
 from effcli.models.attention import check_attention
 from effcli.models.flags import check_model_flags
@@ -29,6 +30,7 @@ from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.pipeline.peak_settings import peak_facts, precision_notes, room, with_defaults
+from effcli.pipeline.ranks import check_layers, check_on_shares, check_processes, distribution, mode_amounts, spread
 from effcli.shapes import ModelShapes
 from effcli.units import ParamInfo
 
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A model as training holds it, and each optimizer with its hyperparameters and its state."""
+    """A model as training holds it, and each optimizer with its hyperparameters and its state.
+
+    Of several processes `held` is what each holds; the bytes of `model` and `states` are then those of the first. It is
+    empty for one process.
+    """
 
     known: KnownModel
     shapes: ModelShapes
@@ -48,6 +54,13 @@ class Described:
     settled: tuple[Hyper, ...]
     states: tuple[StateSummary, ...]
     notes: tuple[str, ...]
+    sharding: Sharding
+    held: tuple[Share, ...]
+
+    @property
+    def local(self) -> tuple[ParamInfo, ...]:
+        """Return the parameters as the optimizer of the first process is given them."""
+        return self.held[0].parameters if self.held else self.parameters
 
 
 def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes: Sequence[str] = ()) -> EstimateRecord:
@@ -55,16 +68,20 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
 
     Settings that matter to the peak alone add each optimizer's plan of an update; the first one's has every detail.
     With `per_layer` also by parameter and by layer; `top` asks for that many of the largest tensors.
-    `notes` are kept in the record.
+    `notes` are kept in the record. Of several processes the amounts are those of the first, and each has its own.
 
     Raises:
-        UsageError: an unknown optimizer, hyperparameter, task or pattern, or a model that cannot be used.
+        UsageError: an unknown optimizer, hyperparameter, task or pattern, a model that cannot be used, or a way to
+            share it that does not exist for it.
         UnreachableError: the model is neither in the catalogue nor on this machine, and the hub does not give it.
     """
     given = room(spec)
     check_attention(spec.model.attn, spec.loop.precision)
     described = describe(spec)
-    parameters, states = described.parameters, described.states
+    local, states, sharding = described.local, described.states, described.sharding
+    if per_layer or top:
+        check_layers(sharding)
+    counts = {parameter.name: parameter.num_elements for parameter in described.parameters}
     each = (described.entries, described.settled, states)
     notes = (*notes, *described.notes)
     plans: Sequence[MemoryPlan | None] = [None] * len(states)
@@ -75,6 +92,7 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         plans = peaks.plans(described.known, spec, described.entries, described.settled, given)
     return EstimateRecord(
         precision=spec.loop.precision,
+        distribution=distribution(sharding),
         model=described.model,
         buffers_bytes=described.shapes.buffers_bytes,
         tied=described.shapes.tied,
@@ -88,12 +106,16 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
                 device=spec.loop.device,
                 plan=plan,
                 per_parameter=per_layer,
+                held=described.held,
             )
             for entry, hyper, state, plan in zip(*each, plans, strict=True)
         ),
-        layers=layer_amounts(parameters, states) if per_layer else (),
-        largest=largest_tensors(parameters, states, top),
-        notes=(*notes, *_state_notes(*each, parameters, device=spec.loop.device)),
+        modes=mode_amounts(
+            described.entries[0], described.settled[0], described.parameters, sharding.world_size, spec.loop.precision
+        ),
+        layers=layer_amounts(local, states, counts) if per_layer else (),
+        largest=largest_tensors(local, states, top, counts),
+        notes=(*notes, *_state_notes(*each, local, device=spec.loop.device)),
     )
 
 
@@ -104,6 +126,8 @@ def describe(spec: EstimateSpec) -> Described:
         UsageError: see `estimate`.
         UnreachableError: see `estimate`.
     """
+    sharding = Sharding(shard=spec.loop.shard, world_size=spec.loop.world_size)
+    check_processes(sharding)
     entries = tuple(registry.find(optim.name) for optim in spec.optim)
     settled: tuple[Hyper, ...] = tuple(
         registry.resolve_hyper(entry, optim) for entry, optim in zip(entries, spec.optim, strict=True)
@@ -124,15 +148,28 @@ def describe(spec: EstimateSpec) -> Described:
         settled = tuple(changed.hyper_for(entry, hyper) for entry, hyper in zip(entries, settled, strict=True))
     else:
         parameters = _held(shapes, spec)
+    for entry, hyper in zip(entries, settled, strict=True):
+        if sharding.world_size > 1:
+            check_on_shares(entry, hyper, sharding.shard)
+    held = spread(parameters, sharding, spec.loop.precision)
+    local = held[0].parameters if held else parameters
     return Described(
         known=known,
         shapes=shapes,
         parameters=parameters,
-        model=model_facts(name=known.name, architecture=shapes.architecture, task=shapes.task, parameters=parameters),
+        model=model_facts(
+            name=known.name,
+            architecture=shapes.architecture,
+            task=shapes.task,
+            parameters=parameters,
+            share=held[0] if held else None,
+        ),
         entries=entries,
         settled=settled,
-        states=tuple(predict_state(entry, parameters, hyper) for entry, hyper in zip(entries, settled, strict=True)),
+        states=tuple(predict_state(entry, local, hyper) for entry, hyper in zip(entries, settled, strict=True)),
         notes=notes,
+        sharding=sharding,
+        held=held,
     )
 
 

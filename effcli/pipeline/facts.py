@@ -18,10 +18,11 @@ from effcli.measure.record import (
     RunRecord,
 )
 from effcli.memory.plan import MemoryPlan, exact_plan
-from effcli.memory.state import paged_notes
+from effcli.memory.state import paged_notes, predict_state
 from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
 from effcli.pipeline.amounts import model_facts, optimizer_facts
+from effcli.pipeline.ranks import distribution, spread
 from effcli.units import Placement, format_bytes
 
 if TYPE_CHECKING:
@@ -35,31 +36,44 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "
 def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *, out: str | None) -> RunRecord:
     """Return the record of a run that has not started: specification, environment, model, data and plan.
 
-    Without a plan, where the model could not be traced, the plan has what follows from shapes alone.
+    Without a plan, where the model could not be traced, the plan has what follows from shapes alone. Of several
+    processes the amounts are those of the first, and each has its own.
+
+    Raises:
+        UsageError: a parameter cannot be sharded as asked.
     """
-    loop = prepared.spec.loop
+    loop, world_size = prepared.spec.loop, prepared.launch.world_size
+    held = spread(built.parameters, prepared.sharding, loop.precision)
+    state = predict_state(prepared.entry, held[0].parameters, built.hyper) if held else built.state
     model = model_facts(
         name=prepared.source.name,
         architecture=type(plain_model(built.model)).__name__,
         task=prepared.problem.task,
         parameters=built.parameters,
+        share=held[0] if held else None,
     )
-    optimizer = optimizer_facts(prepared.entry, built.hyper, built.state, model, device=prepared.device.type)
-    notes = plan.notes if plan else paged_notes(prepared.entry, built.state, device=prepared.device.type)
+    optimizer = optimizer_facts(prepared.entry, built.hyper, state, model, device=prepared.device.type, held=held)
+    notes = plan.notes if plan else paged_notes(prepared.entry, state, device=prepared.device.type)
     plan = plan or exact_plan(
         weights_bytes=model.weights_bytes,
         gradients_bytes=model.gradients_bytes,
         optimizer_state_bytes=optimizer.placements.get(Placement.DEVICE, 0),
         accum=loop.accum,
-        state_basis=built.state.basis,
+        state_basis=state.basis,
     )
     return RunRecord(
         command="train",
         spec=prepared.spec.model_dump(mode="json"),
         environment=environment(prepared, out),
+        distribution=distribution(prepared.sharding),
         model=model,
         optimizer=optimizer.model_copy(update={"plan": plan}),
-        batch=BatchFacts(micro=loop.batch_size, accum=loop.accum, world_size=1, effective=loop.batch_size * loop.accum),
+        batch=BatchFacts(
+            micro=loop.batch_size,
+            accum=loop.accum,
+            world_size=world_size,
+            effective=loop.batch_size * loop.accum * world_size,
+        ),
         groups=tuple(
             GroupFacts(
                 weight_decay=group["weight_decay"],
@@ -82,12 +96,15 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
 
 
 def expectation(record: RunRecord) -> str:
-    """Return the sentence that is said before training: predicted bytes, part by part."""
+    """Return the sentence that is said before training: predicted bytes, part by part; of many, rank 0's."""
     model, optimizer = record.model, record.optimizer
+    exchange_bytes = optimizer.per_rank[0].communication_bytes if optimizer.per_rank else 0
+    exchange = f" + exchange {format_bytes(exchange_bytes)}" if exchange_bytes else ""
+    whose = " on rank 0" if optimizer.per_rank else ""
     return (
-        f"Expected before activations: {format_bytes(optimizer.total_before_activations_bytes)} = "
+        f"Expected before activations{whose}: {format_bytes(optimizer.total_before_activations_bytes)} = "
         f"weights {format_bytes(model.weights_bytes)} + gradients {format_bytes(model.gradients_bytes)} + "
-        f"optimizer state {format_bytes(optimizer.state_bytes)}."
+        f"optimizer state {format_bytes(optimizer.state_bytes)}{exchange}."
     )
 
 

@@ -10,8 +10,9 @@ from rich.text import Text
 from effcli.report.bars import fills, stacked_bar
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.peak import peak_parts, peak_table
+from effcli.report.ranks import EXCHANGE, fullest, how_spread, modes_table, parts_table
 from effcli.report.text import parameter_counts, plain, tokens_of_rows
-from effcli.units import Basis, count, format_bytes, listed
+from effcli.units import Basis, count, format_bytes, format_count, listed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -31,6 +32,7 @@ def render_estimate(record: EstimateRecord, console: Console, *, notes: bool) ->
     title = Text(plain(f"effcli estimate: {record.model.name}"), style="bold")
     parts: list[RenderableType] = [
         fact_grid(_facts(record)),
+        *_spread(record),
         _optimizers(record, console.encoding),
         fact_grid(_rule_of_thumb(record)),
         *_peaks(record, console.encoding),
@@ -52,8 +54,13 @@ def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
     if record.tied:
         yield "tied", f"counted once: {listed(record.tied)}"
     yield "precision", record.precision
-    yield "weights", format_bytes(model.weights_bytes)
-    yield "gradients", format_bytes(model.gradients_bytes)
+    if record.distribution is None:
+        yield "weights", format_bytes(model.weights_bytes)
+        yield "gradients", format_bytes(model.gradients_bytes)
+    else:
+        yield "processes", how_spread(record.distribution)
+        if any(rank.communication_bytes for rank in record.optimizers[0].per_rank):
+            yield EXCHANGE, "held at most beside its share: gathered parameters, and buffers to reduce"
     if record.buffers_bytes:
         yield "buffers", f"{format_bytes(record.buffers_bytes)}, no parameters and in no total"
     if record.peak is None:
@@ -87,8 +94,20 @@ def _peaks(record: EstimateRecord, encoding: str) -> Iterable[RenderableType]:
         yield from peak_parts(f"Peak of an update with {first.name}", plan, encoding)
 
 
+def _spread(record: EstimateRecord) -> Iterable[RenderableType]:
+    """Yield what several processes hold with the first optimizer, and what they would in other modes."""
+    if record.distribution is not None:
+        yield parts_table(record.optimizers[0])
+        yield modes_table(record)
+
+
 def _optimizers(record: EstimateRecord, encoding: str) -> Table:
-    """Return a row per optimizer; the bars take what the amounts leave of 80 columns."""
+    """Return a row per optimizer; the bars take what the amounts leave of 80 columns.
+
+    Of several processes it is what the fullest holds, and the total of all; one optimizer alone was shown before.
+    """
+    if (spread := record.distribution) is not None:
+        return _optimizers_of_ranks(record, spread.world_size)
     rows = [_amounts(optimizer) for optimizer in record.optimizers]
     heads = ("optimizer", "state", "rule of thumb", "total")
     used = sum(max(len(head), *(len(row[column]) for row in rows)) + 2 for column, head in enumerate(heads))
@@ -100,6 +119,18 @@ def _optimizers(record: EstimateRecord, encoding: str) -> Table:
     for row, optimizer in zip(rows, record.optimizers, strict=True):
         parts = (record.model.weights_bytes, record.model.gradients_bytes, optimizer.state_bytes)
         table.add_row(*row, stacked_bar(parts, largest, width, encoding))
+    return table
+
+
+def _optimizers_of_ranks(record: EstimateRecord, world_size: int) -> Table:
+    heads = ("optimizer", "state", "rule of thumb", "total", f"all {format_count(world_size)}")
+    table = ruled_table("By optimizer: the fullest process, and all together", *heads)
+    for optimizer in record.optimizers if len(record.optimizers) > 1 else ():
+        most, (name, _, rule, _) = fullest(optimizer), _amounts(optimizer)
+        everywhere = sum(rank.total_before_activations_bytes for rank in optimizer.per_rank)
+        amounts = (most.optimizer_state_bytes, most.total_before_activations_bytes, everywhere)
+        state, whole, everything = map(format_bytes, amounts)
+        table.add_row(name, state, rule, whole, everything)
     return table
 
 
@@ -116,7 +147,8 @@ def _amounts(optimizer: OptimizerFacts) -> tuple[str, str, str, str]:
 def _parts(title: str, parts: tuple[PartAmount, ...], record: EstimateRecord) -> Table:
     """Return a row per part: its weights, and its state in each of the first optimizers."""
     names = [plain(optimizer.name) for optimizer in record.optimizers[:_MOST_STATES]]
-    table = ruled_table(f"{title}: weights, and the state of each optimizer", "part", "weights", *names)
+    whose = " on rank 0" if record.distribution else ""
+    table = ruled_table(f"{title}{whose}: weights, and the state of each optimizer", "part", "weights", *names)
     for part in parts:
         table.add_row(
             plain(part.name) + (f" ({part.repeats} x)" if part.repeats > 1 else ""),

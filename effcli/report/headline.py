@@ -62,6 +62,7 @@ def _facts(run: RunRecord) -> dict[str, str]:
     """Return what a run was, by what that is called; nothing where the record does not say."""
     loop, batch = mapping(run.spec.get("loop")), run.batch
     rows = f"{batch.micro} x {batch.accum}" if batch.accum > 1 else str(batch.micro)
+    rows += f" x {batch.world_size}" if batch.world_size > 1 else ""
     facts = {
         "model": run.model.name,
         "trained parameters": count(run.model.num_trainable_parameters, "trained parameter"),

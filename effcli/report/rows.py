@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from effcli.measure.record import RunRecord
 from effcli.report.device_rows import allocator_rows, driver_rows, state_rows
 from effcli.report.memory_row import MemoryRow, loosest, peak_basis, total
+from effcli.report.ranks import EXCHANGE
 from effcli.units import Basis, Category, StateAmount
 
 BEFORE_ACTIVATIONS = "total before activations"
@@ -32,7 +33,6 @@ def memory_rows(record: RunRecord) -> list[MemoryRow]:
     model, optimizer, measured = record.model, record.optimizer, record.measured
     given = optimizer.plan.basis if optimizer.plan else {}
     basis = {category: given.get(category, Basis.EXACT) for category in (Category.WEIGHTS, Category.GRADIENTS)}
-    basis[Category.OPTIMIZER_STATE] = optimizer.basis
     parts = [
         MemoryRow(
             label="weights",
@@ -53,17 +53,27 @@ def memory_rows(record: RunRecord) -> list[MemoryRow]:
             basis=optimizer.basis,
         ),
     ]
+    exchange = _exchange(record)
     before = MemoryRow(
         label=BEFORE_ACTIVATIONS,
         estimated=optimizer.total_before_activations_bytes,
-        measured=total(row.measured for row in parts),
-        basis=loosest(basis.values()),
+        measured=total(row.measured for row in (*parts, *exchange)),
+        basis=loosest(row.basis for row in (*parts, *exchange)),
         is_sum=True,
     )
     if measured is None or not record.is_on_cuda:
-        return [*parts, *_state_details(record), before, *_peak_rows(record)]
-    details = [*_state_details(record), *state_rows(record)]
+        return [*parts, *_state_details(record), *exchange, before, *_peak_rows(record)]
+    details = [*_state_details(record), *state_rows(record), *exchange]
     return [*parts, *details, before, *allocator_rows(record, measured_total=before.measured), *driver_rows(record)]
+
+
+def _exchange(record: RunRecord) -> list[MemoryRow]:
+    """Return what rank 0 holds to exchange with others, which is not measured; nothing where that is nothing."""
+    ranks, plan = record.optimizer.per_rank, record.optimizer.plan
+    if not ranks or not ranks[0].communication_bytes:
+        return []
+    basis = plan.basis.get("communication", Basis.ASSUMED) if plan else Basis.ASSUMED
+    return [MemoryRow(label=EXCHANGE, estimated=ranks[0].communication_bytes, measured=None, basis=basis)]
 
 
 def _state_details(record: RunRecord) -> list[MemoryRow]:

@@ -21,6 +21,7 @@ from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.memory_row import MemoryRow
 from effcli.report.number_text import NOT_AVAILABLE, in_mib
 from effcli.report.peak import change_table, measured_phase_table, peak_facts, phase_table
+from effcli.report.ranks import agreement, how_spread, rank_table
 from effcli.report.rows import exact_rows, memory_rows
 from effcli.report.text import parameter_counts, plain, rate
 from effcli.run_folder import RunFolder
@@ -36,7 +37,8 @@ _LOOK_OF_STATUS = {"completed": "bold green", "planned": "bold"}
 def render_run(record: RunRecord, console: Console, *, notes: bool = True) -> None:
     """Print a run; `notes` says whether the sentences said during the run are repeated."""
     parts: list[RenderableType] = [Group(_headline(record), fact_grid(_identity(record)))]
-    parts += [_memory_table(record), fact_grid(_remarks(record)), *_plan(record)]
+    parts += [_memory_table(record), fact_grid(_remarks(record))]
+    parts += [rank_table(record), fact_grid(agreement(record)), *_plan(record)]
     parts.append(_exact_table(record))
     if record.eval or (record.baselines and record.status != "planned"):
         parts.append(_evaluation_table(record))
@@ -70,6 +72,8 @@ def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
     device = f"{environment.get('device', NOT_AVAILABLE)}{f' ({device_name})' if device_name else ''}"
     yield "run", f"{record.optimizer.name}, engine {engine}, {precision}, on {device}"
     processes = f" x {batch.world_size}" if batch.world_size > 1 else ""
+    if record.distribution is not None:
+        yield "processes", how_spread(record.distribution)
     yield "batch", f"{batch.micro} x {batch.accum}{processes} = {batch.effective} rows per update"
     for group in record.groups:
         elements = f"{count(group.num_tensors, 'tensor')}, {count(group.num_elements, 'element')}"
@@ -85,10 +89,11 @@ def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:
 
 def _memory_table(record: RunRecord) -> Table:
     measured = record.measured is not None
+    whose = " on rank 0" if record.distribution else ""
     table = (
-        ruled_table("Memory, estimated vs measured", "component", "estimated", "measured", "difference")
+        ruled_table(f"Memory{whose}, estimated vs measured", "component", "estimated", "measured", "difference")
         if measured
-        else ruled_table("Memory, estimated", "component", "estimated")
+        else ruled_table(f"Memory{whose}, estimated", "component", "estimated")
     )
     table.add_column("basis")
     rows = memory_rows(record)

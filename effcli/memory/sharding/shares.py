@@ -9,8 +9,10 @@ from effcli.memory.sharding.share import Sharding, Share
 from effcli.units import ParamInfo
 
 
-def shares(parameters: Sequence[ParamInfo], sharding: Sharding) -> tuple[Share, ...]:
+def shares(parameters: Sequence[ParamInfo], sharding: Sharding, precision: str = "fp32") -> tuple[Share, ...]:
     """Return what each rank holds, in their order; `parameters` are the whole model's, a tied one listed once.
+
+    `precision` matters to the modes of DeepSpeed, which cast the model itself.
 
     Raises:
         UsageError: a parameter cannot be sharded so.
@@ -21,7 +23,7 @@ def shares(parameters: Sequence[ParamInfo], sharding: Sharding) -> tuple[Share, 
         return fully_sharded_shares(parameters, sharding.world_size)
     from effcli.memory.sharding.zero import zero_shares
 
-    return zero_shares(parameters, sharding)
+    return zero_shares(parameters, sharding, precision)
 
 
 def _replicated(parameters: Sequence[ParamInfo], world_size: int) -> tuple[Share, ...]:

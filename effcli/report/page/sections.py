@@ -14,7 +14,7 @@ from effcli.report.charts.style import LAYERS, PAGE_INK, REST, Drawn
 from effcli.report.charts.tradeoff import tradeoff_chart
 from effcli.report.page.device import device_notes, device_table, measured_phase_table
 from effcli.report.page.shell import chart_box, escaped, layer_legend, legend
-from effcli.report.page.tables import evaluation_table, memory_table, phase_table, tradeoff_table
+from effcli.report.page.tables import evaluation_table, memory_table, phase_table, rank_table, tradeoff_table
 from effcli.report.skyline import total_bytes
 from effcli.report.text import common_unit, in_unit
 from effcli.units import listed
@@ -64,6 +64,7 @@ def _memory(names: Sequence[Named]) -> Section:
         legend((name, colour, None) for name, colour in (*LAYERS.values(), REST) if name in parts),
         chart_box("memory"),
         *_on_the_device(names),
+        *_by_process(names),
         f"<details><summary>Numbers of this chart</summary>{memory_table(names)}</details></section>",
     )
     return Section(html=html, charts={"memory": chart.on_page()})
@@ -79,6 +80,12 @@ def _on_the_device(names: Sequence[Named]) -> Iterable[str]:
         yield f"<details><summary>What the numbers of the chart are</summary>{notes}</details>"
     if phases := measured_phase_table(names):
         yield f"<details><summary>Most allocated in each phase</summary>{phases}</details>"
+
+
+def _by_process(names: Sequence[Named]) -> Iterable[str]:
+    """Yield what each of several processes held; the chart and its numbers are those of the first."""
+    if table := rank_table(names):
+        yield f"<details><summary>By process: the least, the most, and all together</summary>{table}</details>"
 
 
 def _about_bars(names: Sequence[Named], parts: set[str]) -> Iterable[str]:

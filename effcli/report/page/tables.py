@@ -10,6 +10,7 @@ from effcli.report.charts.names import Named
 from effcli.report.charts.tradeoff import kept_by
 from effcli.report.number_text import NOT_AVAILABLE, amount, difference, mib, number, ratio
 from effcli.report.page.shell import escaped
+from effcli.report.ranks import rank_rows
 from effcli.report.rows import BEFORE_ACTIVATIONS, memory_rows
 from effcli.report.text import common_unit, in_unit, plain
 from effcli.units import Category, count, format_bytes, format_count
@@ -111,6 +112,17 @@ def _memory_rows(run: RunRecord) -> Iterable[str]:
                 basis = plan.basis.get(category, "")
                 label = f"{category.replace('_', ' ')} at the peak ({plan.peak_phase})"
                 yield _memory_row(label, in_bytes(held), basis, NOT_AVAILABLE, NOT_AVAILABLE)
+
+
+def rank_table(names: Sequence[Named]) -> str:
+    """Return what the processes of each name's run hold: the least, the most, and all; nothing where each is alone."""
+    rows = [
+        row_of(named.name, f"{row.label}, {row.side}", *map(amount, (row.least, row.most, row.all)))
+        for named in names
+        if named.run is not None
+        for row in rank_rows(named.run)
+    ]
+    return table_of("By process", ("optimizer", "amount", "least", "most", "all together"), rows) if rows else ""
 
 
 def _memory_row(label: str, predicted: str, basis: str, measured: str, told: str) -> str:
