@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from effcli.errors import PredictionError
 from effcli.measure.rank_record import DistributionFacts, RankAmounts, RankMeasured
 from effcli.measure.record import BatchFacts, RunRecord
+from effcli.pipeline.tolerance import check_prediction
 from effcli.report.output import emit
 from effcli.report.page import write_page
 from tests import comparisons, records
@@ -97,6 +99,12 @@ def test_a_rank_whose_state_is_not_as_predicted_is_named(capsys: pytest.CaptureF
     text = shown(of_three(off=1), capsys)
     assert "optimizer state is off its prediction on 1 rank: 1" in text
     assert "to the byte\n" not in text
+
+
+def test_a_run_is_off_its_prediction_where_one_rank_is() -> None:
+    assert "optimizer state of other ranks" in check_prediction(of_three(), 0)
+    with pytest.raises(PredictionError, match="optimizer state of other ranks: predicted"):
+        check_prediction(of_three(off=2), 0)
 
 
 def test_an_amount_that_a_rank_does_not_know_has_no_sum(capsys: pytest.CaptureFixture[str]) -> None:

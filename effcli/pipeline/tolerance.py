@@ -41,7 +41,8 @@ def check_prediction(record: RunRecord, tolerance: float) -> str:
     """Return which amounts of a run are within `tolerance` per cent of their prediction, in a sentence.
 
     Weights, gradients, optimizer state and the peak of an update are compared, on CUDA what is reserved as well; an
-    amount that was not predicted or not measured is not.
+    amount that was not predicted or not measured is not. Of several processes the amounts are those of the first, and
+    the state of every other is compared too.
 
     Raises:
         PredictionError: one is off by more; one line with the worst.
@@ -102,6 +103,7 @@ def _amounts(run: RunRecord) -> Iterator[_Twins]:
         (measured.weights_bytes, measured.gradients_bytes, measured.optimizer_state_bytes) if measured else (None,) * 3
     )
     yield _Twins(label="optimizer state", predicted_bytes=run.optimizer.state_bytes, measured_bytes=state)
+    yield from _other_ranks(run)
     yield _Twins(label="weights", predicted_bytes=run.model.weights_bytes, measured_bytes=weights)
     yield _Twins(label="gradients", predicted_bytes=run.model.gradients_bytes, measured_bytes=gradients)
     yield _Twins(label=_PEAK, predicted_bytes=run.comparable_planned_peak_bytes, measured_bytes=peak_bytes)
@@ -111,6 +113,22 @@ def _amounts(run: RunRecord) -> Iterator[_Twins]:
             predicted_bytes=run.comparable_planned_reserved_bytes,
             measured_bytes=measured.update_peak_reserved_bytes,
         )
+
+
+def _other_ranks(run: RunRecord) -> Iterator[_Twins]:
+    """Yield the state of the rank beyond the first that is furthest off; nothing unless all of them are known."""
+    predicted, measured = run.optimizer.per_rank[1:], run.measured.per_rank[1:] if run.measured else ()
+    if not predicted or len(predicted) != len(measured):
+        return
+    found = [
+        _Twins(
+            label="optimizer state of other ranks",
+            predicted_bytes=mine.optimizer_state_bytes,
+            measured_bytes=taken.optimizer_state_bytes,
+        )
+        for mine, taken in zip(predicted, measured, strict=True)
+    ]
+    yield max(found, key=lambda twins: twins.off or 0)
 
 
 def _difference(twins: _Twins, off: float, tolerance: float) -> str:
