@@ -37,6 +37,15 @@ def _any_schedule(hyper: Hyper) -> Schedule:
     return "any"
 
 
+def _runs_on_shards(hyper: Hyper) -> None:
+    return None
+
+
+def never_on_shards(reason: str) -> Callable[[Hyper], str]:
+    """Return the `shard_fault` of an optimizer that never runs there, whatever its hyperparameters."""
+    return lambda hyper: reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerEntry:
     """Everything the program knows about one optimizer."""
@@ -95,6 +104,11 @@ class OptimizerEntry:
     """Elements of a parameter from which its state is paged on CUDA; None where none ever is."""
     cpu_note: str | None = None
     """What differs on a CPU and should be said aloud."""
+    shard_fault: Callable[[Hyper], str | None] = _runs_on_shards
+    """Why it cannot train parameters that torch's `fully_shard` has cut up, as a clause; None where it can.
+
+    Where it can, its state is `state_layout` of the shards. Each one was tried with torch 2.13.
+    """
 
     @property
     def eight_bit(self) -> bool:

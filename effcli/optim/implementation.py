@@ -30,6 +30,11 @@ def keywords(hyper: Hyper) -> dict[str, bool]:
     return _KEYWORDS[hyper[NAME]]
 
 
+def fused_fault(hyper: Hyper) -> str | None:
+    """Return why the fused kernel does not run on shards, where torch 2.13 has that of Adam alone; else None."""
+    return "its fused kernel takes plain tensors; its other implementations run" if hyper[NAME] == "fused" else None
+
+
 def has_implementation(entry: OptimizerEntry, implementation: str) -> bool:
     """Return whether the optimizer can be told to step with `implementation`."""
     return NAME in entry.defaults and entry.ranges[NAME].accepts(implementation)

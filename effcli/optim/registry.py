@@ -18,12 +18,14 @@ from effcli.optim.families import (
 from effcli.optim.families.bitsandbytes import entries as bitsandbytes
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.packages import require_package
+from effcli.spec import Shard
 from effcli.units import Basis
 
 __all__ = [
     "Groups",
     "Hyper",
     "OptimizerEntry",
+    "check_shards",
     "check_works",
     "default_hyper",
     "entries",
@@ -122,6 +124,20 @@ def check_works(entry: OptimizerEntry, device: str = "cpu", hyper: Hyper | None 
             f"optimizer '{entry.name}' cannot make a step on {device} with {dtype} weights: {first_line(error)}; "
             "use another --device, or --optim adamw"
         ) from error
+
+
+def check_shards(entry: OptimizerEntry, shard: Shard, hyper: Hyper | None = None) -> None:
+    """Check that the optimizer can train what a process holds; without `hyper` its defaults are looked at.
+
+    Raises:
+        UsageError: parameters are to be cut up, and its step would fail or would not be the same.
+    """
+    fault = entry.shard_fault(hyper or default_hyper(entry)) if shard == "fsdp" else None
+    if fault is not None:
+        raise UsageError(
+            f"optimizer '{entry.name}' does not run with --shard fsdp: {fault}; choose --shard ddp, or an optimizer "
+            "that does, such as adamw, sgd-momentum, lion or adamw8bit-ao"
+        )
 
 
 def _normal(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from effcli.errors import EffcliError, UsageError, first_line
 from effcli.optim.by_path.load import load_class
 from effcli.optim.by_path.signature import WEIGHT_DECAY, Argument, arguments_of, needed_for_a_step, takes_weight_decay
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule, never_on_shards
 from effcli.optim.groups import upstream_groups
 from effcli.optim.hyper import flag_of
 from effcli.optim.modes import set_to_train
@@ -57,6 +57,7 @@ def entry_by_path(path: str) -> OptimizerEntry:
         build=named,
         state_layout=named.state_layout,
         basis=Basis.PROBED,
+        shard_fault=never_on_shards("nothing is known about what a class by its path does to shards"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.optim.building import named, with_betas
-from effcli.optim.entry import Groups, Hyper, OptimizerEntry
+from effcli.optim.entry import Groups, Hyper, OptimizerEntry, never_on_shards
 from effcli.optim.groups import partition, upstream_groups
 from effcli.optim.laws import ADAM_DEFAULTS, PYTHON_STEP, full, sized, width
 from effcli.optim.ranges import ABOVE_0, AT_LEAST_1, one_of
@@ -154,5 +154,8 @@ ENTRIES = (
         },
         build=_build,
         state_layout=_layout,
+        shard_fault=never_on_shards(
+            "its projectors, and the moments of wide matrices, would lie whole in every process"
+        ),
     ),
 )

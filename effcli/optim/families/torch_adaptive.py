@@ -6,7 +6,7 @@ from typing import Any
 
 from effcli.optim import implementation
 from effcli.optim.building import builder, named
-from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.optim.entry import Hyper, OptimizerEntry, never_on_shards
 from effcli.optim.laws import TORCH_STEP, bytes_per_parameter, full, num_columns, num_rows, sized, torch_step, width
 from effcli.optim.ranges import AT_LEAST_0, AT_LEAST_1, AT_MOST_0, DECAY, UP_TO_1
 from effcli.units import ParamInfo, StateTensor
@@ -81,6 +81,7 @@ ENTRIES = (
         ranges={"beta2_decay": AT_MOST_0, "eps2": AT_LEAST_0, "d": AT_LEAST_1, **implementation.WITHOUT_FUSED},
         build=builder("torch.optim", "Adafactor", _adafactor_arguments, for_all=implementation.keywords),
         state_layout=_adafactor_layout,
+        shard_fault=never_on_shards("its step computes norms in place, which torch 2.13 cannot do on shards"),
     ),
     OptimizerEntry(
         name="adagrad",
@@ -113,6 +114,7 @@ ENTRIES = (
             for_all=implementation.keywords,
         ),
         state_layout=_adagrad_layout,
+        shard_fault=implementation.fused_fault,
     ),
     OptimizerEntry(
         name="rmsprop",

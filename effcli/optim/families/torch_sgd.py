@@ -7,7 +7,7 @@ from typing import Any
 from effcli.errors import UsageError
 from effcli.optim import implementation
 from effcli.optim.building import builder, named
-from effcli.optim.entry import Hyper, OptimizerEntry, Schedule
+from effcli.optim.entry import Hyper, OptimizerEntry, Schedule, never_on_shards
 from effcli.optim.laws import TORCH_STEP, bytes_per_parameter, full
 from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, DECAY, POSITIVE_DECAY, UP_TO_1, Range
 from effcli.units import ParamInfo, Role, StateTensor
@@ -92,6 +92,7 @@ def _sgd_entry(name: str, summary: str, momentum: float) -> OptimizerEntry:
             for_all=implementation.keywords,
         ),
         state_layout=_sgd_layout,
+        shard_fault=implementation.fused_fault,
     )
 
 
@@ -149,5 +150,6 @@ ENTRIES = (
         rule_of_thumb_bytes=bytes_per_parameter(8),
         build=builder("torch.optim", "Rprop", _rprop_arguments, for_all=implementation.keywords),
         state_layout=_rprop_layout,
+        shard_fault=never_on_shards("its step sets elements by a mask, which torch 2.13 cannot do on shards"),
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from effcli.errors import UsageError
 from effcli.optim.building import builder, named
-from effcli.optim.entry import Hyper, OptimizerEntry, Schedule
+from effcli.optim.entry import Hyper, OptimizerEntry, Schedule, never_on_shards
 from effcli.optim.laws import PYTHON_STEP, full, num_columns, num_rows, sized, width
 from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, AT_MOST_0
 from effcli.units import ParamInfo, StateTensor
@@ -93,5 +93,6 @@ ENTRIES = (
         schedule=_schedule,
         build=builder("transformers.optimization", "Adafactor", _arguments),
         state_layout=_adafactor_layout,
+        shard_fault=never_on_shards("its factors are plain tensors, which its step cannot combine with shards"),
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
-from effcli.optim.entry import OptimizerEntry
+from effcli.optim.entry import OptimizerEntry, never_on_shards
 from effcli.optim.families.bitsandbytes.build import block_wise_builder
 from effcli.optim.families.bitsandbytes.families import FAMILIES, Family
 from effcli.optim.families.bitsandbytes.state import PAGED_FROM, blockwise_formula, blockwise_layout
@@ -53,6 +53,7 @@ def _entry(family: Family, bits: Literal[8, 32], *, paged: bool) -> OptimizerEnt
             if paged
             else None
         ),
+        shard_fault=never_on_shards("bitsandbytes' kernels take plain tensors, not shards"),
     )
 
 
