@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from effcli.errors import DeviceError, EffcliError, UsageError, first_line, nearest
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry
 from effcli.optim.families import (
@@ -18,8 +20,10 @@ from effcli.optim.families import (
 from effcli.optim.families.bitsandbytes import entries as bitsandbytes
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.packages import require_package
-from effcli.spec import Shard
 from effcli.units import Basis
+
+if TYPE_CHECKING:
+    from effcli.spec import Shard
 
 __all__ = [
     "Groups",

@@ -61,6 +61,8 @@ def settle(spec: RunSpec) -> Settled:
     hyper = registry.resolve_hyper(entry, spec.optim)
     spec = _settle_schedule(spec, entry, hyper)
     registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
+    if launch.has_many:
+        registry.check_shards(entry, spec.loop.shard, hyper)
     return Settled(spec=spec, device=device, entry=entry, hyper=hyper, launch=launch, baseline=baseline)
 
 
