@@ -50,15 +50,11 @@ def _refuse_on_shares(spec: EstimateSpec, entry: OptimizerEntry) -> None:
         registry.check_shards(entry, spec.loop.shard)
 
 
-def _run_all(spec: _Spec, entry: OptimizerEntry) -> None:
-    """Let every optimizer pass."""
-
-
 def _resolve(
     flags: Mapping[str, Any],
     usual: Sequence[str],
     build: Callable[[Mapping[str, Any]], _Spec],
-    refuse: Callable[[_Spec, OptimizerEntry], None] = _run_all,
+    refuse: Callable[[_Spec, OptimizerEntry], None] | None = None,
 ) -> tuple[_Spec, tuple[str, ...]]:
     """Return the specification of nested sections, `optim.name` a list, and what should be said about it.
 
@@ -72,23 +68,33 @@ def _resolve(
     asked = optim.pop("name", None) or ()
     values = {"model": {}, **{key: section for key, section in flags.items() if key != "optim"}}
     spec = build({**values, "optim": [optim]})  # so that a wrong value is said once, not for every optimizer
+    each, notes = _each(optim, asked, usual, lambda entry: _is_refused(refuse, spec, entry))
+    return build({**values, "optim": each}), notes
+
+
+def _each(
+    optim: Mapping[str, Any], asked: Sequence[str], usual: Sequence[str], is_refused: Callable[[OptimizerEntry], bool]
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the settings of each optimizer that was asked for, and what should be said about them."""
     meant = {entry.name for name in asked if name != ALL for entry in _entries(name)}
     named = {entry.name: entry for name in asked or usual for entry in _entries(name)}
-    left_out = [name for name, entry in named.items() if name not in meant and _is_refused(refuse, spec, entry)]
-    kept = {name: entry for name, entry in named.items() if name not in left_out}
+    kept = {name: entry for name, entry in named.items() if name in meant or not is_refused(entry)}
     shared, notes = shared_settings(optim, tuple(kept.values()))
-    shared_out = build({**values, "optim": [{"name": name, **own} for name, own in zip(kept, shared, strict=True)]})
-    return shared_out, (*notes, *_about(left_out))
+    each = [{"name": name, **own} for name, own in zip(kept, shared, strict=True)]
+    return each, (*notes, *_about([name for name in named if name not in kept]))
 
 
 def _about(left_out: Sequence[str]) -> tuple[str, ...]:
+    """Return what should be said about optimizers that are left out."""
     if not left_out:
         return ()
     why = f"--optim {left_out[0]} says why"
     return (f"Left out, for they do not run on shares of a model: {listed(left_out)}; {why}.",)
 
 
-def _is_refused(refuse: Callable[[_Spec, OptimizerEntry], None], spec: _Spec, entry: OptimizerEntry) -> bool:
+def _is_refused(refuse: Callable[[_Spec, OptimizerEntry], None] | None, spec: _Spec, entry: OptimizerEntry) -> bool:
+    if refuse is None:
+        return False
     try:
         refuse(spec, entry)
     except UsageError:

@@ -68,7 +68,7 @@ def check_on_shares(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> None:
     Raises:
         UsageError: it does not run on such parameters, or an override names one that it does not see.
     """
-    registry.check_shards(entry, shard)
+    registry.check_shards(entry, shard, hyper)
     overrides: tuple[Override, ...] = tuple(hyper.get("overrides", ()))
     if shard.startswith("zero") and overrides:
         raise UsageError(

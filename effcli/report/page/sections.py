@@ -184,7 +184,7 @@ def _timelines(names: Sequence[Named]) -> Section:
     html = (
         f'<section class="whole"><h2>{title}</h2>',
         f'<p class="how">{" ".join(_about_timelines(shown))}</p>',
-        layer_legend(),
+        layer_legend(*(planned.plan for planned in shown)),
         '<div class="grid small">',
         *(_live_figure(planned, common_unit(highest)) for planned in shown),
         f"</div><details><summary>Peaks by phase</summary>{phase_table(names)}</details></section>",

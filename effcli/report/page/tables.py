@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from effcli.report.charts.names import Named
+from effcli.report.charts.style import layers_of
 from effcli.report.charts.tradeoff import kept_by
 from effcli.report.number_text import NOT_AVAILABLE, amount, difference, mib, number, ratio
 from effcli.report.page.shell import escaped
@@ -107,7 +108,7 @@ def _memory_rows(run: RunRecord) -> Iterable[str]:
         told = difference(gap) if not row.in_elements else NOT_AVAILABLE if gap is None else f"{gap:+,}" if gap else "0"
         yield _memory_row(row.label, written(row.estimated), row.basis, written(row.measured), told)
         if row.label == BEFORE_ACTIVATIONS and plan is not None and peak is not None:
-            for category in Category:
+            for category in (category for category in Category if category in layers_of(plan)):
                 held = getattr(peak, f"{category}_bytes")
                 basis = plan.basis.get(category, "")
                 label = f"{category.replace('_', ' ')} at the peak ({plan.peak_phase})"
