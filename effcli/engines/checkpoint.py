@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_model, save_model
 
 from effcli.engines.base import EvalResult
+from effcli.engines.gathering import load_state, load_weights, save_weights, whole_state, whole_weights
 from effcli.engines.session import Evaluation, Update
 from effcli.engines.window_schedule import Position
-from effcli.errors import TrainingFailedError
+from effcli.errors import TrainingFailedError, kind_and_line
 from effcli.files import remove_folder, write_folder
+from effcli.ranks.agreeing import on_all
+from effcli.ranks.group import gathered, is_main, rank
 
 WEIGHTS = "model.safetensors"
 TRAINING = "training.pt"
@@ -35,7 +37,8 @@ class CheckpointProgress:
 
     `origin` is where the run began to take windows of its size, `first_window` the rows of its very first one. The
     checksums tell other rows and another model apart. The gradient norms in `history` are all that percentile clipping
-    goes on from. `profiled` is the profiled update so far, as the record has it.
+    goes on from. `profiled` is the profiled update so far, as the record has it. `world_size` counts the processes; a
+    checkpoint that does not say it is of one.
     """
 
     update: int
@@ -49,6 +52,7 @@ class CheckpointProgress:
     history: tuple[Update, ...]
     evaluations: tuple[Evaluation, ...]
     profiled: dict[str, Any] | None = None
+    world_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +86,28 @@ class CheckpointStore:
     ) -> Path:
         """Write the state after `saved.update`; the folder appears under its name only when it is complete.
 
-        `scaler` is the one of fp16, whose scale and age decide which updates are skipped.
+        `scaler` is the one of fp16, whose scale and age decide which updates are skipped. All processes call it, each
+        gives what it holds, and rank 0 writes whole tensors.
 
         Raises:
             WriteError: the disk is full or the folder is not writable; earlier checkpoints are untouched.
         """
+        weights = whole_weights(model)
+        training = {
+            "optimizer": whole_state(optimizer),
+            "scheduler": scheduler.state_dict(),
+            "random": gathered(random_state()),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
         final = self._folder / f"{PREFIX}{saved.update:08d}"
+        with on_all():
+            if is_main():
+                self._write(final, saved, weights, training)
+        return final
 
+    def _write(self, final: Path, saved: CheckpointProgress, weights: dict[str, Any], training: dict[str, Any]) -> None:
         def fill(folder: Path) -> None:
-            save_model(model, str(folder / WEIGHTS))
-            training = {
-                "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
-                "random": random_state(),
-                "scaler": None if scaler is None else scaler.state_dict(),
-            }
+            save_weights(weights, folder / WEIGHTS)
             with (folder / TRAINING).open("wb") as file:  # given a path, torch keeps the system's reason to itself
                 torch.save(training, file)
             (folder / PROGRESS).write_text(json.dumps(asdict(saved)), encoding="utf-8")
@@ -109,7 +120,6 @@ class CheckpointStore:
             remove_folder(path)
         for path in self.paths()[: -self._keep]:
             remove_folder(path)
-        return final
 
     def paths(self) -> list[Path]:
         """Return the checkpoints, oldest first; only complete ones ever had this name."""
@@ -159,42 +169,50 @@ def restore(
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
 ) -> None:
     """Load weights, optimizer, schedule, random state and scaler, each tensor in the dtype it was saved in.
 
+    Each process takes its shares of whole tensors, and exchanges nothing. One whose random state was not saved, since
+    there are more processes now, starts with one that follows from `seed`, the update and its rank.
+
     Raises:
         TrainingFailedError: the weights are not those of this model, or what should be tensors and plain values is
-            something else, which is never loaded.
+            something else, which is never loaded, or a file cannot be read.
     """
     try:
-        load_model(model, str(path / WEIGHTS))
-        training: dict[str, dict[str, Any]] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError) as error:
-        foreign = isinstance(error, UnpicklingError)
-        why = f"{TRAINING} holds more than tensors and plain values" if foreign else "the model has changed"
+        load_weights(model, path / WEIGHTS)
+        training: dict[str, Any] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, OSError) as error:
         raise TrainingFailedError(
-            f"checkpoint '{path}' was not loaded: {why}; restore what the run was started with, or start again with "
-            "--overwrite"
+            f"checkpoint '{path}' was not loaded: {_why_not_loaded(error)}; restore what the run was started with, or "
+            "start again with --overwrite"
         ) from error
-    optimizer.load_state_dict(training["optimizer"])
-    _keep_dtypes(optimizer, training["optimizer"])
+    load_state(optimizer, training["optimizer"])
     scheduler.load_state_dict(training["scheduler"])
     _renew_rates(optimizer, scheduler)
     if scaler is not None:
         scaler.load_state_dict(training["scaler"])
-    set_random_state(training["random"])
+    _restore_random_state(training["random"], f"{seed} {path.name} {rank()}")
 
 
-def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Put back what `load_state_dict` cast: it gives state the dtype of its parameter, so that the fp32 factors of
-    transformers' Adafactor over bf16 weights would lose bits (torch 2.13)."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, entries in saved["state"].items():
-        state = optimizer.state[parameters[index]]
-        for key, value in entries.items():
-            loaded = state.get(key)
-            if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor) and loaded.dtype != value.dtype:
-                state[key] = value.to(loaded.device)
+def _why_not_loaded(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return kind_and_line(error)
+    foreign = isinstance(error, UnpicklingError)
+    return f"{TRAINING} holds more than tensors and plain values" if foreign else "the model has changed"
+
+
+def _restore_random_state(saved: dict[str, Any] | list[dict[str, Any]], text: str) -> None:
+    """Set the random state of this process, of those of all ranks, or of one where there was one; else from a text."""
+    states = saved if isinstance(saved, list) else [saved]
+    if rank() < len(states):
+        set_random_state(states[rank()])
+        return
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def _renew_rates(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
@@ -228,7 +246,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        for index, of_device in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(of_device, index)
 
 
 def _checksum(path: Path) -> str:

@@ -14,13 +14,21 @@ if TYPE_CHECKING:
 def first_not_finite(model: torch.nn.Module) -> str | None:
     """Return the name of the first parameter that holds an infinite value or no number; None where all are finite.
 
-    Least and largest value tell it without a tensor beside the parameter: both are NaN where one element is.
+    Of a sharded one this process's share counts. Least and largest value tell it without a tensor beside the parameter:
+    both are NaN where one element is.
     """
     name: str
     for name, parameter in model.named_parameters():
-        if parameter.numel() and not all(math.isfinite(float(end)) for end in parameter.detach().aminmax()):
+        value = mine(parameter.detach())
+        if value.numel() and not all(math.isfinite(float(end)) for end in value.aminmax()):
             return name
     return None
+
+
+def mine(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this process holds of a tensor: its share of a sharded one."""
+    share: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return share
 
 
 def refuse_files_not_finite(model: torch.nn.Module, name: str) -> None:

@@ -126,32 +126,35 @@ def _listed(model: torch.nn.Module, head: tuple[str, ...]) -> str:
     return f"Its linear layers: {', '.join(_last_names(linear))}."
 
 
-def save_model(model: Any, folder: Path, final: Path) -> None:
+def save_model(model: Any, folder: Path, final: Path, *, weights: dict[str, Any] | None = None) -> None:
     """Write a model into `folder`, which will be renamed to `final`: whole, or its adapters in peft's format.
 
-    Adapters come with the configuration of the model below them, which says the labels. Where that model cannot be
-    loaded from anywhere, as one with random weights, its weights are written too.
+    `weights` are those to write, by the model's names for them; those that it holds where there are none. Adapters come
+    with the configuration of the model below them, which says the labels. Where that model cannot be loaded from
+    anywhere, as one with random weights, its weights are written too.
     """
     base = plain_model(model)
     if base is model:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         return
     adapters = model.active_peft_config
     if adapters.base_model_name_or_path:
         base.config.save_pretrained(folder / BASE)
     else:
-        base.save_pretrained(folder / BASE, state_dict=_state_below(base))
+        base.save_pretrained(folder / BASE, state_dict=_state_below(model, weights))
         adapters.base_model_name_or_path = str(final.resolve() / BASE)
     with quiet_libraries():
         # Told not to look for new embedding rows, for which peft would ask the hub.
-        model.save_pretrained(folder, save_embedding_layers=False)
+        model.save_pretrained(folder, save_embedding_layers=False, state_dict=weights)
 
 
-def _state_below(base: torch.nn.Module) -> dict[str, Any]:
+def _state_below(model: Any, weights: dict[str, Any] | None) -> dict[str, Any]:
     """Return the weights of the model as it was before the adapters, under the names that it had for them."""
+    above = "base_model.model."  # where peft keeps the model (peft/tuners/tuners_utils.py, 0.21)
+    state = model.state_dict() if weights is None else weights
     return {
-        name.replace(".base_layer.", ".").replace(".original_module.", "."): value
-        for name, value in base.state_dict().items()
+        name.removeprefix(above).replace(".base_layer.", ".").replace(".original_module.", "."): value
+        for name, value in state.items()
         if ".lora_" not in name and ".modules_to_save." not in name
     }
 

@@ -24,6 +24,7 @@ CONTINUED = {
     "loop.nvml_interval",
     "loop.device",
     "loop.engine",
+    "loop.shard",
     "loop.compile",
     "loop.profile_memory",
     "loop.gradient_checkpointing",

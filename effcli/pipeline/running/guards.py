@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line, kind_and_line
 from effcli.files import NO_ROOM, refused_write
 from effcli.measure.free_memory import free_memory
-from effcli.models.finite import first_not_finite
+from effcli.models.finite import first_not_finite, mine
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
-from effcli.ranks.group import is_lost_peer
+from effcli.ranks.group import gathered, is_lost_peer, largest, world_size
+from effcli.ranks.loss import GO_ON, lost_peer
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +76,7 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
         if isinstance(error, EffcliError):
             raise
         if is_lost_peer(error):
-            raise TrainingFailedError(
-                f"{where}: another process of the run has ended; checkpoints are intact, start the same command with "
-                "--resume to go on"
-            ) from error
+            raise lost_peer(error, f"after update {session.update}", hint=GO_ON) from error
         raise TrainingFailedError(
             f"{where} in the model or the optimizer, {kind_and_line(error)}; --verbose shows where"
         ) from error
@@ -141,26 +139,51 @@ def explained_write_failure(checkpoints: CheckpointStore) -> Iterator[None]:
 
 
 def broken_gradient(model: torch.nn.Module) -> str | None:
-    """Return the name of the first parameter whose gradient is not finite; None where none is, or all are.
+    """Return the name of the first parameter whose gradient is not finite; None where none is, or all are. Collective.
 
     Clipping multiplies by the norm: where that is no number, every gradient has become so, and the first means nothing.
     """
     import torch
 
-    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-    broken = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
+    gradients = {name: mine(value.grad) for name, value in model.named_parameters() if value.grad is not None}
+    flags = largest([0.0 if torch.isfinite(gradient).all() else 1.0 for gradient in gradients.values()])
+    broken = [name for name, flag in zip(gradients, flags, strict=True) if flag]
     return broken[0] if 0 < len(broken) < len(gradients) else None
 
 
 def refuse_weights_that_are_not_finite(model: torch.nn.Module) -> None:
-    """Refuse to save a model that the last update broke, which no loss has shown yet.
+    """Refuse to save a model that the last update broke, which no loss has shown yet. Collective.
 
     Raises:
-        TrainingFailedError: a weight is infinite or not a number.
+        TrainingFailedError: a weight is infinite or not a number, in any process.
     """
-    name = first_not_finite(model)
-    if name is not None:
+    found = first_not_finite(model)
+    names = [name for name in gathered(found) if name is not None]
+    if names:
         raise TrainingFailedError(
-            f"the last update left weights of {name} that are not finite: nothing of it is saved, earlier checkpoints "
-            "are intact. Try a lower --lr"
+            f"the last update left weights of {names[0]} that are not finite: nothing of it is saved, earlier "
+            "checkpoints are intact. Try a lower --lr"
         )
+
+
+def refuse_replicas_that_differ(model: torch.nn.Module) -> None:
+    """Refuse to save as one model what has become several: each process has one, and all must hold the same.
+
+    Collective; the sums of the bits of each parameter are compared.
+
+    Raises:
+        TrainingFailedError: they do not.
+    """
+    from effcli.engines.gathering import fingerprints
+
+    if world_size() == 1:
+        return
+    of_all = gathered(dict(fingerprints(model)))
+    for number, other in enumerate(of_all):
+        for name, value in of_all[0].items():
+            if other.get(name) != value:
+                raise TrainingFailedError(
+                    f"the weights of {name} in rank {number} are no longer those in rank 0: the processes have trained "
+                    "different models, and nothing of this update is saved, earlier checkpoints are intact. Take "
+                    "another --optim, or one process"
+                )

@@ -7,27 +7,23 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from transformers import set_seed
 
 from effcli.data.batches import EpochLoader, collator, train_loader
 from effcli.engines.base import Job, Loop
-from effcli.engines.checkpoint import CheckpointStore, restore
+from effcli.engines.checkpoint import CheckpointStore
 from effcli.engines.compiling import compiled
 from effcli.engines.session import TrainingSession
 from effcli.engines.surroundings import isolated_from_caller
 from effcli.engines.window import WindowLoss
 from effcli.errors import InterruptedRunError, WriteError
-from effcli.files import write_folder, write_text
+from effcli.files import write_text
 from effcli.history.remember import remember
 from effcli.masking import masked
 from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.out_of_memory_record import OutOfMemoryFacts
 from effcli.measure.record import RunRecord, UpdateFacts
 from effcli.models.kv_cache import without_kv_cache
-from effcli.models.lora import save_model
 from effcli.optim.modes import evaluation_weights
 from effcli.pipeline.build import Built, build_scheduler
 from effcli.pipeline.prepare import Prepared
@@ -35,14 +31,13 @@ from effcli.pipeline.running.guards import (
     broken_gradient,
     explained_failure,
     explained_out_of_memory,
-    explained_saving,
     explained_write_failure,
-    refuse_weights_that_are_not_finite,
 )
 from effcli.pipeline.running.measured import eval_facts
 from effcli.pipeline.running.out_of_memory import facts_of
 from effcli.pipeline.running.profiling import PlanWindow
-from effcli.pipeline.running.resuming import Start, saved_state
+from effcli.pipeline.running.resuming import Start
+from effcli.pipeline.running.saving import Saving
 from effcli.pipeline.running.scoring import scoring
 from effcli.pipeline.running.watchers import Watchers
 from effcli.ranks.group import is_main
@@ -50,8 +45,6 @@ from effcli.run_folder import RunFolder
 from effcli.tracking.tracking import Tracking
 
 if TYPE_CHECKING:
-    import torch
-
     from effcli.engines.base import Progress
 
 
@@ -86,9 +79,19 @@ class Run:
         self._scheduler = build_scheduler(prepared, self._optimizer)
         self._watchers = Watchers(prepared, built.model, self._optimizer, self._loop, start, self._monitor)
         self._store = CheckpointStore(parts.folder.checkpoints, keep=prepared.spec.output.keep, damaged=start.damaged)
+        self._first_window = start.first_window or self._loop.window_schedule.window
+        self._saving = Saving(
+            prepared=prepared,
+            model=built.model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            folder=parts.folder,
+            store=self._store,
+            start=start,
+            first_window=self._first_window,
+        )
         self._window_loss = WindowLoss(prepared.problem.objective, self._watchers.whereabouts.watch)
         self._tracking = Tracking(prepared.spec, parts.folder, parts.progress)
-        self._first_window = start.first_window or self._loop.window_schedule.window
         self._collate = collator(
             prepared.problem,
             prepared.tokenizer,
@@ -119,14 +122,14 @@ class Run:
             total_updates=self._loop.total_updates,
             save_every=prepared.spec.output.save_every,
             progress=self._progress,
-            prepare=self._begin,
+            prepare=self._saving.begin,
             read_lr=lambda: watchers.probe.last_lr,
             read_clip_norm=lambda: watchers.clipping.limit,
             read_samples=watchers.meter.rows_since_last,
             read_training_s=lambda: watchers.meter.training_s,
             find_broken_gradient=lambda: broken_gradient(self._model),
             evaluate=scoring(prepared, self._model, self._optimizer, self._collate, self._window_loss),
-            save=self._save_checkpoint,
+            save=watchers.gathering(self._save_checkpoint),
             track_update=self._tracking.update,
             track_evaluation=self._tracking.evaluation,
             pause_clock=watchers.profiling.pause_clock,
@@ -168,12 +171,10 @@ class Run:
                     with redirect_stdout(sys.stderr):  # some optimizers print, which would spoil a JSON document
                         engine.run(job)
                 else:
-                    self._begin(None)
+                    self._saving.begin(None)
                     session.evaluate_once()
             with explained_write_failure(self._store), evaluation_weights(self._optimizer):
-                refuse_weights_that_are_not_finite(self._model)
-                if is_main():
-                    write_folder(self._folder.model, self._save_model)
+                self._saving.final_model()
         except BaseException as error:
             self._record_failure(session, error)
             raise
@@ -182,39 +183,8 @@ class Run:
             self._watchers.detach()
         return self._finish(session, "completed", None)
 
-    def _begin(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Set the state that the first update starts from.
-
-        Called after the engine's preparation, which in accelerate casts the optimizer's state once more.
-        """
-        if self._start.checkpoint is None:
-            set_seed(self._prepared.spec.loop.seed + self._prepared.launch.rank)
-        else:
-            restore(
-                self._start.checkpoint,
-                model=self._model,
-                optimizer=self._optimizer,
-                scheduler=self._scheduler,
-                scaler=scaler,
-            )
-
     def _save_checkpoint(self, session: TrainingSession) -> None:
-        refuse_weights_that_are_not_finite(self._model)
-        profiled = self._watchers.profiling.facts
-        if not is_main():
-            return
-        with explained_saving(session.update):
-            self._store.save(
-                saved_state(self._prepared, session, first_window=self._first_window, profiled=profiled),
-                model=self._model,
-                optimizer=self._optimizer,
-                scheduler=self._scheduler,
-                scaler=session.scaler,
-            )
-
-    def _save_model(self, path: Path) -> None:
-        save_model(self._model, path, self._folder.model)
-        self._prepared.tokenizer.save_pretrained(path)
+        self._saving.checkpoint(session, self._watchers.profiling.facts)
 
     def _out_of_memory(self, session: TrainingSession, error: str) -> OutOfMemoryFacts:
         """Return what is known about memory that ran out, and keep it for the record.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.data.batches import Collator, eval_loader
 from effcli.engines.base import EvalResult
 from effcli.engines.evaluate import evaluate
+from effcli.engines.gathering import reshard
 from effcli.engines.window import WindowLoss
 from effcli.optim.modes import evaluation_weights
 
@@ -33,6 +34,8 @@ def scoring(
 
     def score() -> EvalResult:
         with evaluation_weights(optimizer):
-            return evaluate(model, loader, window_loss, device=prepared.device, precision=loop.precision)
+            result = evaluate(model, loader, window_loss, device=prepared.device, precision=loop.precision)
+            reshard(model)
+            return result
 
     return score
