@@ -3,7 +3,8 @@
 Bytes are those of the underlying storages, each once per optimizer, seen through tensor subclasses and views. Elements
 are those of statistics; a `step` is one element even where it is a plain Python number (0 bytes); quantisation
 constants (`qmap*`, `absmax*`, scales, zero points, code books) have bytes but no elements; a tensor subclass has the
-elements of its outer shape; None is nothing. A tensor that several states hold has its elements once.
+elements of its outer shape, one that is divided among processes (DTensor) those of the shard that lies here; None is
+nothing. A tensor that several states hold has its elements once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from effcli.storage import Storage, label, leaves, storages
+from effcli.storage import Storage, label, leaves, local, storages
 from effcli.units import Role
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ class Tally:
             return
         entry = self.entries.setdefault((owner, key), Entry())
         if role is not Role.QUANTISATION:
-            entry.num_elements += leaf.numel()
-            entry.num_new_elements += 0 if id(leaf) in self.tensors else leaf.numel()
+            num_elements = local(leaf).numel()
+            entry.num_elements += num_elements
+            entry.num_new_elements += 0 if id(leaf) in self.tensors else num_elements
         self.tensors[id(leaf)] = leaf
         for storage in storages(leaf):
             entry.dtypes.add(storage.dtype)

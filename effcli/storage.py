@@ -62,6 +62,12 @@ def storages(tensor: torch.Tensor, part: str = "") -> Iterator[Storage]:
     )
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this process holds of a tensor: of one that is divided among processes (DTensor) its shard."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
 def _sparse_parts(tensor: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
     if tensor.layout is torch.sparse_coo:
         return {"indices": tensor._indices, "values": tensor._values}

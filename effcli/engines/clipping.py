@@ -12,7 +12,9 @@ import torch
 from torch.nn.utils import get_total_norm
 
 from effcli.engines.base import Loop
+from effcli.engines.distributing import whole
 from effcli.engines.session import Update
+from effcli.ranks.group import largest
 
 WINDOW = 100
 """Norms that the percentile is taken of, as bitsandbytes' optimizers had it before 0.50."""
@@ -25,6 +27,7 @@ class PercentileClipping:
     down to the percentile of these (numpy's linear one, this norm included), or to `loop.max_norm` where that is less.
     So the percentile never clips the first update, nor any at 100. Under fp16 the gradients are unscaled by then; an
     update that the scaler skips makes no step, or with a fused optimizer one whose norm is not finite: neither counts.
+    Several processes make each step together, and take the same norm, that of the whole gradients.
 
     `limit` is the norm that the last step was held to, None without any clipping.
     """
@@ -58,7 +61,7 @@ class PercentileClipping:
             return
         self._in_step = True
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = float(get_total_norm(gradients))
+        norm = _norm(gradients)
         if not math.isfinite(norm):
             return
         self._norms.append(norm)
@@ -70,6 +73,12 @@ class PercentileClipping:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_step = False
+
+
+def _norm(gradients: Sequence[torch.Tensor]) -> float:
+    """Return the norm of all gradients together, the same on every process, where they may differ in the last bits."""
+    (norm,) = largest([float(whole(get_total_norm(gradients)))])
+    return norm
 
 
 def clipping_notes(loop: Loop, history: Sequence[Update]) -> tuple[str, ...]:

@@ -36,7 +36,8 @@ class HistoryEntry(Fact):
 
     `status` says how the run ended. `pairs` have the names `optimizer_state`, `peak_allocated`, `peak_reserved`,
     `context` and `process`, as far as they were measured. `context_how` says how the context was measured where that
-    was second best, or what else is in it; nothing is learnt of it then.
+    was second best, or what else is in it; nothing is learnt of it then. Amounts of a run of several processes are
+    those of its rank 0; `batch` has how many there were, and how they shared the model.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,10 +58,17 @@ def entry_of(record: RunRecord, now: datetime) -> HistoryEntry:
         optimizer=_text(record.optimizer.name),
         engine=str(loop.get("engine", "")),
         precision=str(loop.get("precision", "")),
-        batch=f"{record.batch.micro} x {record.batch.accum}",
+        batch=" x ".join(map(str, _batch(record))),
         pairs=_pairs(record, measured),
         context_how=_context_how(record, measured),
     )
+
+
+def _batch(record: RunRecord) -> Iterator[int | str]:
+    """Yield the rows of a micro-batch, how many make an update, and the processes where there are several."""
+    yield from (record.batch.micro, record.batch.accum)
+    if record.distribution is not None:
+        yield f"{record.distribution.world_size} {record.distribution.shard}"
 
 
 def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
@@ -85,10 +93,16 @@ def _pairs(record: RunRecord, measured: Measured) -> dict[str, Pair]:
 
 
 def _context_how(record: RunRecord, measured: Measured) -> str | None:
-    """Return how the context was measured where that was second best; None also where it was not measured."""
+    """Return how the context was measured where that was second best; None also where it was not measured.
+
+    Of several processes each holds NCCL's buffers beside the context, outside torch's allocator, so that a plan for one
+    process must not learn from it.
+    """
     context = measured.nvml.context
     if context.how is not None or context.last_bytes is None:
         return context.how
+    if record.distribution is not None:
+        return f"with what {record.distribution.world_size} processes exchange through"
     if measured.nvml.reason is not None:  # kernels are loaded when they are first used, so that more came later
         return "read last before the run's end"
     if record.optimizer.placements.get(Placement.PAGED):

@@ -52,10 +52,13 @@ class OptimizerSize:
         return f"{line}; no state for {listed(self.without_state)}" if self.without_state else line
 
 
-def state_notes(size: OptimizerSize, *, without_gradient: tuple[str, ...], predicted_bytes: int) -> tuple[str, ...]:
+def state_notes(
+    size: OptimizerSize, *, without_gradient: tuple[str, ...], predicted_bytes: int, in_buckets: bool = False
+) -> tuple[str, ...]:
     """Return sentences on what an estimate of `predicted_bytes` of state counts, but a finished run does not hold.
 
-    `without_gradient` names the trainable parameters that no update had a gradient for.
+    `without_gradient` names the trainable parameters that no update had a gradient for; where gradients lie
+    `in_buckets` (DDP), there is a place for theirs all the same.
     """
     notes = []
     if without_gradient:
@@ -63,7 +66,7 @@ def state_notes(size: OptimizerSize, *, without_gradient: tuple[str, ...], predi
         notes.append(
             f"{len(without_gradient)} trainable {'tensor' if len(without_gradient) == 1 else 'tensors'} never got a "
             f"gradient, so they have none{' and no optimizer state' if stateless else ''}: {listed(without_gradient)}. "
-            "The estimate counts them."
+            f"The estimate counts them{', and a bucket of DDP keeps a place for each gradient' if in_buckets else ''}."
         )
     if predicted_bytes and not size.allocated:
         notes.append(f"Optimizer state: {size.describe()}.")

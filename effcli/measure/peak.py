@@ -19,6 +19,9 @@ class StepProbe:
     Just before the first step, when gradients are complete and no optimizer state exists yet, it counts
     `weights_bytes` and `gradients_bytes` as true storage: tied weights, and views of one buffer, once. Both are None
     until then; a step that the fp16 scaler skips is no step.
+
+    Of several processes that is what lies here: shards with their padding (FSDP2), and under DDP the buckets that
+    gradients are views of, in which a parameter without gradient has its place too.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effcli.measure.record import Measured, WeightChangeFacts
@@ -26,6 +27,8 @@ class WeightChanges:
     `MAX_COMPARED` bytes at most where the weights are, and a step four times that for a moment before its own
     temporaries. Nothing that the run computes is touched.
 
+    Of weights that are divided among processes each looks at its shard; `added_up` are those of all.
+
     The start is that of the whole run, while the mask begins anew where a run is resumed: a weight whose gradients all
     came before and that did not change is left out, so that the share may then be too large.
     """
@@ -33,12 +36,15 @@ class WeightChanges:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         import torch
 
+        from effcli.storage import local
+
         weights = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
-        self._num_weights = sum(weight.numel() for weight in weights)
+        self._num_weights = sum(local(weight).numel() for weight in weights)
         self._stride = -(-self._num_weights // MAX_COMPARED) | 1  # odd, since most rows have an even length
-        ends = itertools.accumulate(weight.numel() for weight in weights)
+        ends = itertools.accumulate(local(weight).numel() for weight in weights)
         # With the first element of each to compare: every `_stride`-th is, counted through all of them.
-        self._weights = [(w, (w.numel() - end) % self._stride) for w, end in zip(weights, ends, strict=True)]
+        self._weights = [(w, (local(w).numel() - end) % self._stride) for w, end in zip(weights, ends, strict=True)]
+        self.is_sharded = any(local(weight) is not weight for weight in weights)
         self._start = self._values().cpu() if self._weights else None
         self._had_gradient: torch.Tensor | None = None
         self._handles = [optimizer.register_step_pre_hook(self._before_step)] if self._weights else []
@@ -81,7 +87,22 @@ class WeightChanges:
         return torch.cat([self._sample(weight, first) for weight, first in self._weights])
 
     def _sample(self, tensor: torch.Tensor, first: int) -> torch.Tensor:
-        return tensor.detach().reshape(-1)[first :: self._stride]
+        from effcli.storage import local
+
+        return local(tensor.detach()).reshape(-1)[first :: self._stride]
+
+
+def added_up(parts: Sequence[WeightChangeFacts | None]) -> WeightChangeFacts | None:
+    """Return the counts of all shards together; None where none has any."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    return WeightChangeFacts(
+        num_weights=sum(part.num_weights for part in known),
+        num_compared=sum(part.num_compared for part in known),
+        num_with_gradient=sum(part.num_with_gradient for part in known),
+        num_changed=sum(part.num_changed for part in known),
+    )
 
 
 def precision_notes(measured: Measured | None) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class UpdateProfiler:
     What is live is what model, optimizer and waiting batches hold at the start, and from there on what the profiler
     sees allocated and freed (torch 2.13). It does not see a block freed that was there before it: batches of the
     update before, which are gone before anything is computed and are not counted, and state that an optimizer puts
-    anew in each step, which is refused.
+    anew in each step, which is refused. Buckets that gradients are views of (DDP) outlive them, and are held as well.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -52,8 +52,12 @@ class UpdateProfiler:
         self._batches: list[ref[torch.Tensor]] = []
         self._held: list[_Held] = []
         self._waiting: list[_Held] = []
+        self._buckets: list[ref[torch.Tensor]] = []
         self._shape = (0, 0)
-        self._handles = [model.register_forward_pre_hook(self._before_forward, with_kwargs=True)]
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            optimizer.register_step_pre_hook(self._before_step),
+        ]
 
     @property
     def is_recording(self) -> bool:
@@ -84,7 +88,9 @@ class UpdateProfiler:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line at each start and stop
         parameters = list(self._model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        self._held = _held((*parameters, *self._model.buffers(), *gradients, *_state(self._optimizer)))
+        buckets = [tensor for bucket in self._buckets if (tensor := bucket()) is not None]
+        self._held = _held((*parameters, *self._model.buffers(), *gradients, *buckets, *_state(self._optimizer)))
+        del gradients, buckets
         self._waiting = _held(tensor for batch in self._batches if (tensor := batch()) is not None)
         self._shape = (0, 0)
         unknown = torch.empty(1)
@@ -142,6 +148,11 @@ class UpdateProfiler:
             rows, tokens = shape_of(args, kwargs)
             if rows is not None and tokens is not None:
                 self._shape = max(self._shape, (rows, tokens), key=lambda shape: shape[0] * shape[1])
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Keep weak references to the buckets: the gradients, which lead to them, are gone when an update begins."""
+        gradients = (parameter.grad for parameter in self._model.parameters())
+        self._buckets = [ref(grad._base) for grad in gradients if grad is not None and grad._base is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from effcli.measure.record import Throughput
+from effcli.ranks.group import sums, world_size
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,9 @@ class ThroughputMeter:
     that counting never waits for the GPU. The hook sits on the whole model, whose forward runs once per micro-batch
     also under gradient checkpointing, which runs only the layers inside again. `before_s` are the seconds that a
     resumed run trained before, None where they are not known.
+
+    Of several processes each counts its own rows and tokens, which `rows_since_last` adds up over all; the seconds are
+    those of each, which make every update together.
     """
 
     def __init__(
@@ -37,11 +41,18 @@ class ThroughputMeter:
         self._rows = _Count()
         self._tokens = _Count()
         self._rows_read = self._left_out = 0
+        self._to_count: int | None = None
+        self._of_all: tuple[int, int] | None = None
         self._handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
-    def start(self) -> None:
-        """Begin a stretch of training; nothing when one is going on."""
+    def start(self, num_batches: int | None = None) -> None:
+        """Begin a stretch of training; nothing when one is going on.
+
+        Of the micro-batches in it the first `num_batches` count, None for all: a process may make a last one without
+        any rows of its own.
+        """
         if self._started_s is None:
+            self._to_count = num_batches
             self._started_s = self._clock()
 
     def pause(self) -> None:
@@ -66,23 +77,32 @@ class ThroughputMeter:
         return None if self._before_s is None else self._before_s + self._seconds
 
     def rows_since_last(self) -> int:
-        """Return the rows counted since the last call: those of one update when called once per update."""
+        """Return the rows counted since the last call: those of one update when called once per update.
+
+        Collective: of several processes they are those of all, which call it after the same stretch.
+        """
         rows = int(self._rows.total)
+        if world_size() > 1:
+            in_all = sums([rows, int(self._rows.closed), int(self._tokens.closed)])
+            rows, *closed = map(int, in_all)
+            self._of_all = (closed[0], closed[1])
         rows, self._rows_read = rows - self._rows_read, rows
         return rows
 
     def result(self, num_updates: int) -> Throughput | None:
         """Return the averages over the closed stretches; None without any.
 
-        `num_updates` were made in these and in those that were left out.
+        `num_updates` were made in these and in those that were left out. Rows and tokens of several processes are those
+        up to the last call of `rows_since_last`.
         """
         num_updates -= self._left_out
         if not num_updates or not self._seconds:
             return None
+        rows, tokens = self._of_all or (int(self._rows.closed), int(self._tokens.closed))
         return Throughput(
             updates_per_second=num_updates / self._seconds,
-            samples_per_second=int(self._rows.closed) / self._seconds,
-            tokens_per_second=int(self._tokens.closed) / self._seconds,
+            samples_per_second=rows / self._seconds,
+            tokens_per_second=tokens / self._seconds,
         )
 
     def detach(self) -> None:
@@ -90,8 +110,10 @@ class ThroughputMeter:
         self._handle.remove()
 
     def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not model.training:
+        if not model.training or self._to_count == 0:
             return
+        if self._to_count is not None:
+            self._to_count -= 1
         main = args[0] if args else kwargs.get("input_ids", next(iter(kwargs.values()), None))
         if main is None:
             return

@@ -40,7 +40,8 @@ class MicroBatch:
 class Window:
     """The micro-batches of update number `update`; `following` is the one after them, None where the epoch ends.
 
-    `example` are the numbers of the rows of the largest one.
+    `example` are the numbers of the rows of the one that it was chosen for. Of several processes these are the batches
+    of this one; where it has no rows, the batch is its stand-in, one row that teaches nothing.
     """
 
     update: int
@@ -61,16 +62,20 @@ def choose_window(
     *,
     start_update: int,
     total_updates: int,
+    num_cold: int = 1,
 ) -> Window | None:
-    """Return the update with the largest micro-batch, of those after the first that this process makes.
+    """Return the update with the largest micro-batch, of those after the first `num_cold` that this process makes.
 
     Of equally large ones, a micro-batch with others before it in its window comes first, since gradients live then;
     after that one past the first steps of the run, and then the earliest. `lengths` are the tokens of each row, in
-    seq2seq those of its target too. None where there is one update, or less. At most the first epochs of many are
+    seq2seq those of its target too. None where there is no other update. At most the first epochs of many are
     searched.
+
+    Of several processes a micro-batch is as large as the largest part of it, so that all choose the same update.
     """
     best: tuple[int, _Epoch, int] | None = None
-    for epoch in _epochs(sampler, lengths, schedule, start_update=start_update, total_updates=total_updates):
+    first = start_update + num_cold
+    for epoch in _epochs(sampler, lengths, schedule, start_update, total_updates=total_updates, first=first):
         if not len(ranks := epoch.ranks()):
             continue
         place = int(ranks.argmax())
@@ -101,35 +106,37 @@ class _Epoch:
     """The micro-batches of an epoch that are left: the rows, and arrays with one number for each micro-batch.
 
     `first_update` is the number of the first of its updates; micro-batches before `first_place` are not to be chosen.
+    Arrays other than `largest`, the size of the largest part of any process, are of this process alone.
     """
 
     order: np.ndarray[Any, Any]
+    begins: np.ndarray[Any, Any]
+    ends: np.ndarray[Any, Any]
     first_update: int
     first_place: int
-    batch_size: int
     accum: int
     rows: np.ndarray[Any, Any]
     longest: tuple[np.ndarray[Any, Any], ...]
     shortest: np.ndarray[Any, Any]
+    largest: np.ndarray[Any, Any]
     num_batches: int
 
     def ranks(self) -> np.ndarray[Any, Any]:
         """Return how much each is preferred: four times its size, 2 for gradients that live, 1 for a late step."""
         places = np.arange(len(self.rows))
         is_late = self.first_update + places // self.accum > _COLD_STEPS
-        ranks: np.ndarray[Any, Any] = 4 * self.rows * sum(self.longest) + 2 * (places % self.accum > 0) + is_late
+        ranks: np.ndarray[Any, Any] = 4 * self.largest + 2 * (places % self.accum > 0) + is_late
         return ranks[self.first_place : self.num_batches]
 
     def window(self, place: int) -> Window:
         """Return the window with the micro-batch at a place."""
         number = place // self.accum
         begin, end = number * self.accum, min((number + 1) * self.accum, len(self.rows))
-        rows = self.order[place * self.batch_size : (place + 1) * self.batch_size]
         return Window(
             update=self.first_update + number,
             batches=tuple(self._batch(index) for index in range(begin, end)),
             following=self._batch(end) if end < len(self.rows) else None,
-            example=tuple(int(row) for row in rows),
+            example=tuple(int(row) for row in self.order[self.begins[place] : self.ends[place]]),
         )
 
     def _batch(self, place: int) -> MicroBatch:
@@ -146,30 +153,53 @@ def _epochs(
     sampler: EpochBatchSampler,
     lengths: Sequence[np.ndarray[Any, Any]],
     schedule: WindowSchedule,
-    *,
     start_update: int,
+    *,
     total_updates: int,
+    first: int,
 ) -> Iterator[_Epoch]:
-    """Yield what is left of the epochs, as far as updates are made of it."""
-    update, size = start_update, schedule.batch_size
+    """Yield what is left of the epochs, as far as updates are made of it; those up to number `first` are not chosen."""
+    update, own = start_update, sampler.part.rank
     for _ in range(_NUM_EPOCHS):
         if update >= total_updates:
             return
         position = schedule.position(update)
         order = sampler.order(position.epoch).numpy()[position.rows :]
-        starts = np.arange(0, len(order), size)
+        begins = _begins(len(order), schedule)
+        ends = np.append(begins.ravel()[1:], len(order)).reshape(begins.shape)
+        none = begins == ends
+        rows = np.where(none, 1, ends - begins)
+        longest = tuple(
+            np.where(none, length[0], np.maximum.reduceat(length[order], begins.ravel()).reshape(begins.shape))
+            for length in lengths
+        )
+        shortest = np.minimum.reduceat(lengths[0][order], begins.ravel()).reshape(begins.shape)
         yield _Epoch(
             order=order,
+            begins=begins[:, own],
+            ends=ends[:, own],
             first_update=update + 1,
-            first_place=schedule.accum if update == start_update else 0,
-            batch_size=size,
+            first_place=schedule.accum * max(0, first - update),
             accum=schedule.accum,
-            rows=np.diff(np.append(starts, len(order))),
-            longest=tuple(np.maximum.reduceat(length[order], starts) for length in lengths),
-            shortest=np.minimum.reduceat(lengths[0][order], starts),
+            rows=rows[:, own],
+            longest=tuple(tokens[:, own] for tokens in longest),
+            shortest=np.where(none, lengths[0][0], shortest)[:, own],
+            largest=(rows * sum(longest)).max(axis=1),
             num_batches=(total_updates - update) * schedule.accum,
         )
-        update += -(-len(starts) // schedule.accum)
+        update += -(-len(begins) // schedule.accum)
+
+
+def _begins(num_rows: int, schedule: WindowSchedule) -> np.ndarray[Any, Any]:
+    """Return where the part of each micro-batch begins that each process takes, of shape (micro-batches, processes).
+
+    The parts are those of `Part.of`; the last process always has a row.
+    """
+    starts = np.arange(0, num_rows, schedule.batch_size * schedule.world_size)
+    sizes: np.ndarray[Any, Any] = np.diff(np.append(starts, num_rows))
+    ranks = np.arange(schedule.world_size)
+    begins: np.ndarray[Any, Any] = starts[:, None] + sizes[:, None] * ranks // schedule.world_size
+    return begins
 
 
 def _most(lengths: Sequence[np.ndarray[Any, Any]], schedule: WindowSchedule) -> int:

@@ -27,6 +27,7 @@ class Profiling:
     That is the update with the largest micro-batch, of those that this process makes after its first: state exists
     then, and the order of the rows tells which it is. It is slowed down, so the meter leaves it out. A resumed run
     profiles one of the updates that were left to it, and keeps of `before` and its own the one with the higher peak.
+    Several processes all profile the same update, that with the largest micro-batch of any, each its own part of it.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Profiling:
         self._prepared, self._meter = prepared, meter
         self._asked = prepared.spec.loop.profile_memory and prepared.device.type == "cpu"
         self._profiler = UpdateProfiler(model, optimizer)
-        self._facts = before
+        self._facts = before if prepared.launch.is_main else None  # a checkpoint has that of rank 0
         self._window: Window | None = None
         self._planned_bytes: int | None = None
         self._why_not: str | None = None
@@ -59,15 +60,21 @@ class Profiling:
         if loop.engine == "accelerate" and loop.num_workers:
             self._why_not = "with --num-workers accelerate holds a batch that was made before, which is not seen"
             return
+        lays_buckets_anew = prepared.launch.has_many and loop.shard == "ddp"  # in its second forward pass (torch 2.13)
         window = choose_window(
             loader.batch_sampler,
             lengths,
             prepared.window_schedule,
             start_update=start_update,
             total_updates=prepared.total_updates,
+            num_cold=2 if lays_buckets_anew else 1,
         )
         if window is None:
-            self._why_not = "the first update is made cold, and there is no other"
+            self._why_not = (
+                "the first two updates are made cold, since DDP lays out its buckets anew, and there is no other"
+                if lays_buckets_anew
+                else "the first update is made cold, and there is no other"
+            )
             return
         self._window, self._why_not = window, f"the run ended before update {window.update}, the one to profile"
         example = loader.collate_fn([prepared.data.train[row] for row in window.example])
@@ -80,7 +87,19 @@ class Profiling:
                 self._profiler.start()
             except NotRecordedError as error:
                 self._why_not = str(error)
-        self._meter.start()
+        self._meter.start(self._batches_with_rows(update))
+
+    def _batches_with_rows(self, update: int) -> int:
+        """Return how many micro-batches of an update have rows of this process; a last one of few rows may have none.
+
+        Its stand-in makes another one, which no rate counts.
+        """
+        import torch
+
+        schedule, part = self._prepared.window_schedule, self._prepared.part
+        rows = min(schedule.window, schedule.num_rows - schedule.position(update - 1).rows)
+        whole, rest = divmod(rows, schedule.batch_size * part.world_size)
+        return whole + bool(part.of(torch.arange(rest)))
 
     def pause_clock(self) -> None:
         """Let the update end that goes on, if one does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,16 @@ from effcli.measure.precision import WeightChanges, precision_notes
 from effcli.measure.throughput import ThroughputMeter
 from effcli.measure.whereabouts import Whereabouts
 from effcli.optim.learning_rate import current_lr
-from effcli.pipeline.running.measured import measured
+from effcli.pipeline.running.measured import OfAll, gather, measured, on_this_rank
 from effcli.pipeline.running.profiling import Profiling
+from effcli.ranks.group import world_size
 
 if TYPE_CHECKING:
     import torch
 
     from effcli.engines.base import Loop
     from effcli.engines.session import TrainingSession
+    from effcli.measure.rank_record import RankMeasured
     from effcli.measure.record import Measured, Throughput
     from effcli.pipeline.prepare import Prepared
     from effcli.pipeline.running.resuming import Start
@@ -50,6 +53,7 @@ class Watchers:
     ) -> None:
         before_s = start.history[-1].training_s if start.history else 0.0
         self._optimizer, self._loop, self._monitor = optimizer, loop, monitor
+        self._of_all: OfAll | None = None
         self.first_steps = monitor.first_steps(optimizer, is_resumed=start.checkpoint is not None)
         self.probe = StepProbe(model, optimizer, current_lr)
         self.meter = ThroughputMeter(model, time.perf_counter, before_s=before_s)
@@ -68,11 +72,37 @@ class Watchers:
             if watcher is not None:
                 watcher.detach()
 
+    def gathering(self, save: Callable[[TrainingSession], object]) -> Callable[[TrainingSession], None]:
+        """Return `save`, before which all processes tell what they hold.
+
+        They save after the same update, the last one of a run or of a stop included. Nothing else may gather: where a
+        run fails each ends on its own.
+        """
+
+        def gathered_and_saved(session: TrainingSession) -> None:
+            if world_size() > 1:
+                self._of_all = gather(self._on_this_rank(), self.weight_changes, update=session.update)
+            save(session)
+
+        return gathered_and_saved
+
+    def _on_this_rank(self) -> RankMeasured:
+        peaks, profiled = self._monitor.peaks(), self.profiling.facts
+        peak_bytes = peaks.allocated_bytes if peaks else profiled.peak_allocated_bytes if profiled else None
+        size = inspect_optimizer(self._optimizer)
+        return on_this_rank(self._loop.device, size=size, probe=self.probe, peak_allocated_bytes=peak_bytes)
+
     def seen(self, session: TrainingSession, *, num_updates: int, predicted_state_bytes: int) -> Seen:
         """Return what is known after as many updates of this process, where that many bytes of state were predicted."""
         size = inspect_optimizer(self._optimizer)
         predicted_bytes = predicted_state_bytes if num_updates else 0
-        unused = state_notes(size, without_gradient=self.probe.without_gradient, predicted_bytes=predicted_bytes)
+        unused = state_notes(
+            size,
+            without_gradient=self.probe.without_gradient,
+            predicted_bytes=predicted_bytes,
+            in_buckets=world_size() > 1 and self._loop.shard == "ddp",
+        )
+        of_all = self._of_all if self._of_all and self._of_all.update == session.update else None
         facts = None
         if num_updates:
             facts = measured(
@@ -83,6 +113,7 @@ class Watchers:
                 probe=self.probe,
                 weight_changes=self.weight_changes,
                 profiled=self.profiling.facts,
+                of_all=of_all,
             )
         clipped = clipping_notes(self._loop, session.history)
         return Seen(
