@@ -20,6 +20,8 @@ from effcli.cli.optimizers import optimizers
 from effcli.cli.plan import plan
 from effcli.cli.report import report
 from effcli.cli.train import train
+from effcli.errors import UsageError
+from effcli.ranks.launch import read_launch
 from effcli.streams import bear_lost_streams, leave_out_advice
 
 app = typer.Typer(
@@ -40,11 +42,18 @@ def _show_version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Train Hugging Face models in little memory, and tell the truth about memory."""
+    launch = read_launch()
+    if launch.has_many and ctx.invoked_subcommand != "train":
+        raise UsageError(
+            f"{launch.world_size} processes were launched, and {ctx.invoked_subcommand} needs one: only train spreads "
+            f"over several; start it as effcli {ctx.invoked_subcommand}, without torchrun"
+        )
 
 
 app.command()(train)

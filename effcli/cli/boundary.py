@@ -13,7 +13,7 @@ import typer
 from effcli.endings import ending_of, has_traceback
 from effcli.interruption import forget_interruption, interrupt
 from effcli.masking import masked
-from effcli.ranks.voice import may_tell, told_by
+from effcli.ranks.voice import INTERRUPTED, is_ending, is_main, is_of, may_tell, reason_of_another
 from effcli.report.text import plain
 
 MAX_ERROR_CHARACTERS = 1500
@@ -32,15 +32,17 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "effcli"
-        if may_tell() and (text := error.format_message()):  # empty where the help was asked for by giving no command
-            _say(f"{text.rstrip('.')}. See `{path} --help`.")
+        text = error.format_message()  # empty where the help was asked for by giving no command
+        text = f"{text.rstrip('.')}. See `{path} --help`." if text else ""
+        if may_tell(text, 2) and text:
+            _say(f"{is_of(text)}{text}")
         return 2
     except Exception as error:
         text, exit_code = ending_of(error)
-        if may_tell():
-            if verbose and has_traceback(error):
-                sys.stderr.write(masked(traceback.format_exc()))
-            _say(f"{told_by()}{text}")
+        if verbose and has_traceback(error) and reason_of_another() is None:
+            sys.stderr.write(masked(traceback.format_exc()))
+        if may_tell(text, exit_code):
+            _say(f"{is_of(text)}{text}")
         return exit_code
     return code if isinstance(code, int) else 0
 
@@ -53,8 +55,10 @@ def interrupt_on_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Say so, and raise what hardly any library catches, as datasets does with all exceptions of a loader."""
-    if may_tell():
-        _say("interrupted; what was saved before is intact")
+    if is_ending():  # the launcher stops all processes when one has ended, and this one is about to say why
+        return
+    if is_main():
+        _say(INTERRUPTED)
     interrupt(number)
 
 

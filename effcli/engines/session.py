@@ -15,6 +15,7 @@ from effcli.engines.base import EvalResult, Progress, UpdateResult
 from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import InterruptedRunError, TrainingFailedError
 from effcli.ranks.group import largest
+from effcli.ranks.roll import gone
 from effcli.units import count
 
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ class TrainingSession:
             if self.stop_signal is not None:
                 raise InterruptedRunError(self._stopped_at_once(), signal_number=number)
             self.stop_signal = number
+            if gone():  # the launcher stops all processes when one has ended, and the next exchange says so
+                return
             last = self.update == self.total_updates
             what = "the last update is done, saving what it learnt" if last else "stopping after this update"
             self.progress.note(f"{what}; press again to stop at once")

@@ -100,12 +100,14 @@ def plan(spec: RunSpec, *, progress: Progress) -> RunRecord:
         EffcliError: see `effcli.pipeline.prepare.prepare`.
     """
     with _among_others(spec):
+        from effcli.pipeline.agreement import check_same_rows
         from effcli.pipeline.build import build
         from effcli.pipeline.facts import planned_record
         from effcli.pipeline.prepare import prepare
         from effcli.pipeline.run_plan import RunPlanner
 
         prepared = prepare(spec, progress)
+        check_same_rows(prepared)
         planned = RunPlanner(prepared).plan(prepared, progress)
         built = build(prepared, meta=True)
         for note in (*built.weight_notes, *built.notes):
@@ -139,7 +141,7 @@ def train(
     Raises:
         EffcliError: see `effcli.pipeline.running.training.train`.
     """
-    with _among_others(spec):
+    with _among_others(spec, resume=resume, overwrite=overwrite):
         from effcli.pipeline.running import training
 
         return training.train(
@@ -148,19 +150,24 @@ def train(
 
 
 @contextmanager
-def _among_others(spec: RunSpec) -> Iterator[None]:
+def _among_others(spec: RunSpec, **flags: bool) -> Iterator[None]:
     """Choose the device of a run before anything is imported that starts CUDA, and join the processes of its launch.
 
     Once CUDA has started no device can be hidden, and torchao starts it (0.18): as it is imported it asks Triton about
     the card, and transformers imports it (5.24).
 
     Raises:
-        EffcliError: the device is not there, or the processes did not find each other.
+        EffcliError: the device is not there, or the processes did not find each other, or are not of the same mind.
     """
     from effcli.devices import resolve_device
+    from effcli.pipeline.agreement import started_with
     from effcli.ranks.group import joined
     from effcli.ranks.launch import read_launch
+    from effcli.ranks.meeting import met
 
     launch = read_launch()
-    with joined(launch, resolve_device(spec.loop.device, launch)):
+    with (
+        met(launch, started_with(spec, **flags)) as store,
+        joined(launch, resolve_device(spec.loop.device, launch), store),
+    ):
         yield

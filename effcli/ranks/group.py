@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from effcli.errors import DeviceError
-from effcli.ranks.launch import Launch
-from effcli.ranks.voice import end, use_store
+from effcli.errors import DeviceError, EffcliError
+from effcli.ranks.launch import Launch, timeout_s
+from effcli.ranks.loss import lost_peer
+from effcli.ranks.meeting import agree
+from effcli.ranks.voice import fail
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store
 
 T = TypeVar("T")
 
@@ -23,47 +27,47 @@ _device: torch.device | None = None
 """Where numbers lie that the group's backend takes; None without a group."""
 
 
-LAST_WORDS_S = 10.0
-"""Seconds that a process which ends waits for rank 0 to write its record: a launcher stops all when one has ended."""
-
-
 @contextmanager
-def joined(launch: Launch, device: torch.device) -> Iterator[None]:
+def joined(launch: Launch, device: torch.device, store: Store | None) -> Iterator[None]:
     """Belong to the process group of the launch: gloo on a CPU, NCCL on CUDA; nothing where there is one process.
+
+    `store` is where the processes have met.
 
     Raises:
         DeviceError: the backend is not there, or the group is not the one that was launched.
+        UsageError: other processes are on another kind of device.
+        EffcliError: another process has ended.
     """
     global _device
-    if not launch.has_many:
+    if store is None:
         yield
         return
     import torch.distributed as dist
 
     backend = backend_of(device.type)
-    if not dist.is_available() or not dist.is_backend_available(backend):
+    if not dist.is_backend_available(backend):
         raise DeviceError(f"this build of torch has no {backend}, which several processes on {device.type} need")
-    store, found, size = next(dist.rendezvous("env://"))
+    agree(store, launch, "device", {"kind of device": device.type})
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
-        rank=found,
-        world_size=size,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timedelta(seconds=timeout_s()),
         device_id=device if device.type == "cuda" else None,
     )
-    use_store(store)
     _device = device
     try:
-        if (dist.get_world_size(), dist.get_rank()) != (launch.world_size, launch.rank):
-            raise DeviceError(
-                f"{launch.world_size} processes were launched and {dist.get_world_size()} found each other; "
-                "start again with torchrun"
-            )
         yield
+    except BaseException as error:
+        told = lost_peer(error, "the run has stopped") if is_lost_peer(error) else error
+        fail(told)
+        if told is error:
+            raise
+        raise told from error
     finally:
         _device = None
         dist.destroy_process_group()  # first: what waits for this process in an exchange ends with an error
-        end(launch, wait_s=LAST_WORDS_S)
 
 
 def backend_of(device: str) -> str:
@@ -141,7 +145,7 @@ _LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", 
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an exchange failed because another process has ended, or answers no more."""
-    if _device is None:
+    if _device is None or isinstance(error, EffcliError):
         return False
     import torch.distributed as dist
 

@@ -15,6 +15,12 @@ _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """What MPI tells its processes in place of `WORLD_SIZE`."""
 
 
+TIMEOUT = "EFFCLI_RANK_TIMEOUT"
+"""Seconds that a process waits for the others in an exchange before it gives the run up."""
+TIMEOUT_S = 1800.0
+"""What it is without: torch's own for gloo. NCCL's, 600 s, is less than rank 0 may need to write a large checkpoint."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """The place of this process among those of its run; ranks count from 0, local ones within a machine."""
@@ -69,6 +75,16 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     return Launch(world_size=world_size, rank=rank, local_rank=local_rank, local_world_size=local_world_size)
 
 
+def timeout_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds that a process waits for the others.
+
+    Raises:
+        UsageError: the variable is no such number.
+    """
+    seconds = _number(environment, TIMEOUT, at_least=1)
+    return TIMEOUT_S if seconds is None else float(seconds)
+
+
 def _number(environment: Mapping[str, str], name: str, *, at_least: int, below: int | None = None) -> int | None:
     """Return a variable as a whole number, None where it is not set or empty.
 
@@ -81,4 +97,6 @@ def _number(environment: Mapping[str, str], name: str, *, at_least: int, below: 
     if text.isdecimal() and text.isascii() and at_least <= int(text) and (below is None or int(text) < below):
         return int(text)
     allowed = f"{at_least} or more" if below is None else f"from {at_least} to {below - 1}"
+    if name == TIMEOUT:
+        raise UsageError(f"{name} is '{text}'; set it to a whole number of seconds, {allowed}, or unset it")
     raise UsageError(f"{name} is '{text}', which launchers set to a whole number, {allowed}; unset it, or use torchrun")

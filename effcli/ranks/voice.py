@@ -1,62 +1,184 @@
-"""Which process of a run tells of an error: the first that meets one, so that there is one message. No torch."""
+"""Which process of a run tells of an error, so that there is one message. No torch.
+
+Rank 0 tells whatever ended the run, also what ended it in another process, which leaves the reason in the store that
+the processes found each other by. Another process tells only where rank 0 is gone, or does not come to it.
+"""
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effcli.errors import UsageError
+from effcli.errors import EffcliError, InterruptedRunError, TrainingFailedError, UsageError, kind_and_line
 from effcli.ranks.launch import ALONE, Launch, read_launch
+from effcli.ranks.roll import gone, members
+from effcli.ranks.store import find_store, is_of_launcher
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_TOLD, _ENDED = "effcli/told", "effcli/ended"
-"""Keys of the store that the processes found each other by."""
+LAST_WORDS_S = 10.0
+"""Seconds that a process which ends waits for rank 0 to write its record: a launcher stops all when one has ended."""
+INTERRUPTED = "interrupted; what was saved before is intact"
+
+_REASON, _TOLD, _ENDED = "effcli/reason", "effcli/told", "effcli/ended"
+"""Keys of the store: why the run ends, which process tells of it, and that rank 0 has done its part, and spoken."""
+_STEP_S = 0.05
+_COMMON_S = 1.0
+"""Seconds within which a launcher has stopped the others after one has ended: torchrun looks each 0.1 s (2.13)."""
 
 _store: Store | None = None
+_ends_badly = _main_tells = False
+
+
+class PeerFailedError(TrainingFailedError):
+    """Another process of the run failed, and said why; ends with its exit code."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class LostPeerError(TrainingFailedError):
+    """Another process of the run is gone without a word. No reason of its own: each process sees it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a process ended the run; `by_signal` where it was told to."""
+
+    rank: int
+    text: str
+    exit_code: int
+    by_signal: bool
+
+    def as_error(self) -> EffcliError:
+        """Return what the other processes raise."""
+        text = self.text if self.text.startswith("rank ") else f"rank {self.rank}: {self.text}"
+        if self.by_signal:
+            return InterruptedRunError(text, signal_number=self.exit_code - 128)
+        return PeerFailedError(text, exit_code=self.exit_code)
 
 
 def use_store(store: Any) -> None:
     """Let this store decide from now on, also after the process group is left."""
-    global _store
-    _store = store
+    global _store, _ends_badly, _main_tells
+    _store, _ends_badly, _main_tells = store, False, False
 
 
-def may_tell() -> bool:
-    """Return whether this process is the one to tell of what ends the run; at most one of a run is.
+def fail(error: BaseException) -> None:
+    """Leave the reason why this process ends for the others, unless one of them has left one.
 
-    Before the processes have found each other all come to the same errors, and rank 0 tells.
+    To be called before the group is left: whoever notices that then finds the reason.
     """
-    launch = _launch()
-    if not launch.has_many:
-        return True
-    if _store is None:
-        return launch.is_main
-    mine = str(launch.rank).encode()
+    global _ends_badly
+    _ends_badly = True
+    if _store is None or isinstance(error, LostPeerError):
+        return
+    reason = {"rank": _launch().rank, **_ending(error)}
     try:
-        return bool(_store.compare_set(_TOLD, "", mine.decode()) == mine)
+        _store.compare_set(_REASON, "", json.dumps(reason))
     except Exception:  # the process that held the store is gone, and torch raises whatever its socket does
-        return True
+        return
 
 
-def told_by() -> str:
-    """Return how a message names the process that it is of; empty for rank 0."""
+def _ending(error: BaseException) -> dict[str, Any]:
+    """Return text, exit code, and whether a signal asked for it."""
+    if isinstance(error, EffcliError):
+        return {
+            "text": str(error),
+            "exit_code": error.exit_code,
+            "by_signal": isinstance(error, InterruptedRunError),
+        }
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
+        return {"text": INTERRUPTED, "exit_code": code, "by_signal": code > 128}
+    return {"text": kind_and_line(error), "exit_code": 1, "by_signal": False}
+
+
+def reason_of_another() -> Reason | None:
+    """Return why another process ended the run, None where none has said so."""
+    try:
+        if _store is None or not _store.check([_REASON]):
+            return None
+        reason = Reason(**json.loads(_store.get(_REASON)))
+    except Exception:  # as in `fail`
+        return None
+    return None if reason.rank == _launch().rank else reason
+
+
+def is_ending() -> bool:
+    """Return whether the run ends badly and this process is about to say so: a signal then has nothing to add."""
+    return _ends_badly
+
+
+def is_main() -> bool:
+    """Return whether this is rank 0, or the only process."""
+    return _launch().is_main
+
+
+def may_tell(text: str, exit_code: int) -> bool:
+    """Return whether this process is the one to tell of an error that ends it; at most one of a run is."""
     launch = _launch()
-    return "" if launch.is_main else f"rank {launch.rank}: "
+    if launch.is_main:
+        return True
+    if _store is None and not _left_word(launch, text, exit_code):
+        return True
+    if _main_tells:
+        return False
+    mine = str(launch.rank)
+    try:
+        assert _store is not None
+        return bool(_store.compare_set(_TOLD, "", mine) == mine.encode())
+    except Exception:  # as in `fail`
+        dead = {member.rank for member in gone()}
+        return launch.rank == min((member.rank for member in members() if member.rank not in dead), default=launch.rank)
 
 
-def end(launch: Launch, *, wait_s: float) -> None:
+def _left_word(launch: Launch, text: str, exit_code: int) -> bool:
+    """Return whether rank 0 can be told of an error that came before the processes have met.
+
+    As a rule all come to that error: rank 0 tells, and the launcher stops this process while it waits here.
+    """
+    time.sleep(_COMMON_S)
+    if is_of_launcher():
+        try:
+            use_store(find_store(launch, wait_s=LAST_WORDS_S))
+        except EffcliError:
+            return False
+        fail(PeerFailedError(text, exit_code=exit_code))
+        end(launch)
+        return True
+    time.sleep(LAST_WORDS_S)
+    return False
+
+
+def is_of(text: str) -> str:
+    """Return how a message names the process that it is of; empty for rank 0, and where the text does."""
+    launch = _launch()
+    return "" if launch.is_main or text.startswith("rank ") else f"rank {launch.rank}: "
+
+
+def end(launch: Launch) -> None:
     """Say that rank 0 has written what it has to write; another process waits for that, so that none ends before."""
+    global _main_tells
     if _store is None:
         return
-    from datetime import timedelta
-
     try:
         if launch.is_main:
-            _store.set(_ENDED, "1")
-        else:
-            _store.wait([_ENDED], timedelta(seconds=wait_s))
-    except Exception:  # as in `may_tell`, and where the wait was in vain
+            _store.set(_ENDED, "told" if _ends_badly else "fine")
+            return
+        end_s = time.monotonic() + LAST_WORDS_S
+        is_over = False
+        while not _store.check([_ENDED]):  # `wait` would say on stderr that it was in vain
+            if is_over:
+                return
+            time.sleep(_STEP_S)
+            is_over = time.monotonic() >= end_s or any(member.rank == 0 for member in gone())  # and look once more
+        _main_tells = _store.get(_ENDED) == b"told"
+    except Exception:  # as in `fail`
         return
 
 

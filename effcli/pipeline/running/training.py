@@ -15,6 +15,7 @@ from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.free_memory import free_memory
 from effcli.measure.out_of_memory_record import OutOfMemoryFacts
 from effcli.measure.record import RunRecord
+from effcli.pipeline.agreement import check_same_rows
 from effcli.pipeline.build import build
 from effcli.pipeline.facts import expectation, planned_record
 from effcli.pipeline.prepare import Prepared, prepare
@@ -108,6 +109,7 @@ def _attempts(
     Only the process with the lock, rank 0, writes into the folder.
     """
     prepared = prepare(spec, progress)
+    check_same_rows(prepared)
     planner = RunPlanner(prepared)
     failures: tuple[OutOfMemoryFacts, ...] = ()
     while True:
