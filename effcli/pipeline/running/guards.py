@@ -67,7 +67,8 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
         TrainingFailedError: anything but an error of ours was raised.
     """
     try:
-        yield
+        with explained_loss(session):
+            yield
     except Exception as error:  # whatever their code raises
         traceback.clear_frames(error.__traceback__)  # ends data workers, which would wait for their loader's end
         where = f"update {session.update + 1} failed"
@@ -75,11 +76,24 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
             raise TrainingFailedError(f"{where} in a {_worker_failure(error)}") from error
         if isinstance(error, EffcliError):
             raise
-        if is_lost_peer(error):
-            raise lost_peer(error, f"after update {session.update}", hint=GO_ON) from error
         raise TrainingFailedError(
             f"{where} in the model or the optimizer, {kind_and_line(error)}; --verbose shows where"
         ) from error
+
+
+@contextmanager
+def explained_loss(session: TrainingSession) -> Iterator[None]:
+    """Turn what an exchange raises where another process has ended into one line, with that one's reason if it left one.
+
+    Raises:
+        EffcliError: another process of the run has ended, or stands still.
+    """
+    try:
+        yield
+    except Exception as error:  # torch's backends have no class of error in common
+        if not is_lost_peer(error):
+            raise
+        raise lost_peer(error, f"after update {session.update}", hint=GO_ON) from error
 
 
 def _worker_failure(error: Exception) -> str:
@@ -111,7 +125,7 @@ def explained_saving(update: int) -> Iterator[None]:
     except OSError as error:
         raise WriteError(f"the checkpoint of update {update} was not saved: {error}") from error
     except Exception as error:  # whatever the code of an optimizer's state raises
-        if _is_out_of_memory(error):
+        if _is_out_of_memory(error) or is_lost_peer(error):
             raise
         raise TrainingFailedError(
             f"the checkpoint of update {update} was not saved, {kind_and_line(error)}; --verbose shows where"

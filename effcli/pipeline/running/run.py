@@ -30,6 +30,7 @@ from effcli.pipeline.prepare import Prepared
 from effcli.pipeline.running.guards import (
     broken_gradient,
     explained_failure,
+    explained_loss,
     explained_out_of_memory,
     explained_write_failure,
 )
@@ -173,7 +174,11 @@ class Run:
                 else:
                     self._saving.begin(None)
                     session.evaluate_once()
-            with explained_write_failure(self._store), evaluation_weights(self._optimizer):
+            with (
+                explained_write_failure(self._store),
+                explained_loss(session),
+                evaluation_weights(self._optimizer),
+            ):
                 self._saving.final_model()
         except BaseException as error:
             self._record_failure(session, error)
