@@ -34,6 +34,7 @@ class Category(StrEnum):
     OPTIMIZER_STATE = "optimizer_state"
     ACTIVATIONS = "activations"
     TEMPORARIES = "temporaries"
+    COMMUNICATION = "communication"
 
 
 class Phase(StrEnum):

@@ -21,7 +21,7 @@ TINY_VIT = {
 }  # fmt: skip
 PHASE_KEYS = {
     "weights_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes", "temporaries_bytes",
-    "total_bytes",
+    "communication_bytes", "total_bytes",
 }  # fmt: skip
 BASES = {"exact", "traced", "assumed", "probed"}
 

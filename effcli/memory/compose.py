@@ -38,6 +38,7 @@ def updates(
     held_batches: int = 0,
     first: MicroTape | None = None,
     held_bytes: int | None = None,
+    hands_over: bool = False,
 ) -> Iterator[Alloc | Free | Begin]:
     """Yield the events of one update per element of `steps`, each of `accum` micro-batches and a step, if there is one.
 
@@ -45,7 +46,8 @@ def updates(
     freed before the next update's forward, as loops do that clear them there. `built` is what making the optimizer did.
     `held_batches` is the number of batches that live through a whole update, as on a CPU, where nothing is copied to a
     device; with none, each micro-batch has its own. `first` is the tape of each update's first micro-batch where that
-    is not `micro`, and `held_bytes` what the held batches take where they differ.
+    is not `micro`, and `held_bytes` what the held batches take where they differ. `hands_over` says that in an update's
+    last micro-batch each gradient is copied, once it is complete, into a buffer among `before`, and freed.
     """
     joined = _Joined(before)
     batch = [event for event in micro.events if isinstance(event, Alloc) and event.kind == BATCH]
@@ -60,7 +62,8 @@ def updates(
         if step is None:
             yield from joined.cleared()
         for place in range(accum):
-            for event in joined.micro(first or micro if place == 0 else micro, update, place):
+            tape = first or micro if place == 0 else micro
+            for event in joined.micro(tape, update, place, hands_over=hands_over and place == accum - 1):
                 yield event
                 if isinstance(event, Begin) and event.phase is Phase.FORWARD and place == 0:
                     yield from joined.loaded(batch, held_batches)
@@ -102,8 +105,10 @@ class _Joined:
         yield from map(Free, self._batches)
         self._batches = []
 
-    def micro(self, tape: MicroTape, update: int, place: int) -> Iterator[Alloc | Free | Begin]:
-        """Yield the events of one micro-batch."""
+    def micro(
+        self, tape: MicroTape, update: int, place: int, *, hands_over: bool = False
+    ) -> Iterator[Alloc | Free | Begin]:
+        """Yield the events of one micro-batch; `hands_over` says whether its gradients are freed once complete."""
         numbers: dict[int, int] = {}
         names = {block: name for name, block in tape.gradients.items()}
         adds = place > 0
@@ -125,6 +130,8 @@ class _Joined:
                     self._gradients[name] = numbers.pop(event.number)
                 elif event.number in numbers:
                     yield Free(numbers.pop(event.number))
+                if hands_over:
+                    yield Free(self._gradients.pop(name))
             elif event.name == OUTPUTS:
                 yield from map(Free, self._held)
                 self._held = []

@@ -123,8 +123,15 @@ class _Extension:
                 self._gradients[self._renamed(self._names[event.number], position)] = block
                 if event.number in self._tape.copied:
                     self._copied.add(block)
+            elif event.name in (self._repetition.name, END + self._repetition.name):
+                self._events.append(Mark(event.name, self._place(event.number, position)))
             else:
                 self._events.append(event)
+
+    def _place(self, number: int, position: int | None) -> int:
+        """Return the place of a layer in the lengthened list; a mark between units is of the first or the last one."""
+        unit = min(number // self._repetition.period, UNITS - 1)
+        return number + ((self._position(unit) if position is None else position) - unit) * self._repetition.period
 
     def _made(self, block: int, position: int | None) -> int:
         address = self._addresses.get(block)

@@ -13,13 +13,18 @@ Fits = Literal["fits", "tight", "no"]
 
 
 class PhaseBytes(Fact):
-    """Bytes live at the highest moment of one phase; None where the part was not predicted."""
+    """Bytes live at the highest moment of one phase; None where the part was not predicted.
+
+    `communication_bytes` are held to exchange with other processes: parameters gathered for use, gradients on their
+    way, and the buffers of both; 0 in a run of one process.
+    """
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_state_bytes: int
     activations_bytes: int | None
     temporaries_bytes: int | None
+    communication_bytes: int = 0
     total_bytes: int | None
 
 
@@ -53,6 +58,7 @@ class TimelinePoint(Fact):
     optimizer_state_bytes: int
     activations_bytes: int
     temporaries_bytes: int
+    communication_bytes: int = 0
 
 
 class MemoryPlan(Fact):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from effcli.estimate_spec import EstimateSpec
 from effcli.history.context import context_for
 from effcli.memory.plan import MemoryPlan
+from effcli.memory.sharding.share import Sharding
 from effcli.models.known import KnownModel
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.peak_settings import Room
@@ -28,7 +29,12 @@ def plans(
     loop = spec.loop
     predictor = Predictor(estimated(known, spec), target(loop.device, given.capability))
     data = spec.data
-    settings = Settings.of(loop, max_length=data.max_length or 0, max_target_length=data.max_target_length)
+    settings = Settings.of(
+        loop,
+        max_length=data.max_length or 0,
+        max_target_length=data.max_target_length,
+        sharding=Sharding(shard=loop.shard, world_size=loop.world_size),
+    )
     limits = Limits.of(
         budget_bytes=given.num_bytes,
         context=context_for(given.card.key if given.card else None) if loop.device == "cuda" else None,

@@ -9,6 +9,7 @@ from effcli.history.context import Context
 from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, largest_divisor, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
 from effcli.memory.replay import LivePart, Moment, Replay, phases, timeline
+from effcli.memory.sharding.program import is_replica
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.implementation import NAME as IMPLEMENTATION
@@ -58,11 +59,13 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
     played = _played(predictor, settings, choice, limits)
     steps = predictor.steps(settings, choice)
     device_total_bytes = played.reserved_bytes + limits.context_bytes
-    basis = _basis(choice.entry, steps.basis if played.peak.phase is Phase.STEP else Basis.TRACED, limits)
+    has_many = settings.sharding.world_size > 1
+    at_peak = steps.basis if played.peak.phase is Phase.STEP else Basis.TRACED
+    basis = _basis(choice.entry, at_peak, limits, has_many=has_many)
     return MemoryPlan(
         phases=phases(played, LATER),
         first_phases=phases(played, FIRST),
-        basis=_basis(choice.entry, steps.basis, limits),
+        basis=_basis(choice.entry, steps.basis, limits, has_many=has_many),
         device=predictor.device,
         peak_phase=played.peak.phase,
         peak_update="first" if played.peak.update == FIRST else "later",
@@ -77,7 +80,7 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
         parts=_parts(played.kinds, basis),
         modules=_parts(played.modules, basis)[:NUM_MODULES],
         timeline=timeline(played),
-        notes=(*_unreached(predictor.without_gradient(settings)), *steps.notes),
+        notes=(*_unreached(predictor.without_gradient(settings), settings), *steps.notes),
     )
 
 
@@ -206,15 +209,19 @@ def _fits(device_total_bytes: int, limits: Limits) -> Fits | None:
     return verdict(device_total_bytes=device_total_bytes, budget_bytes=limits.budget_bytes)
 
 
-def _unreached(parameters: Sequence[ParamInfo]) -> Iterator[str]:
+def _unreached(parameters: Sequence[ParamInfo], settings: Settings) -> Iterator[str]:
     if parameters:
         names = listed([param.name for param in parameters])
         num_bytes = format_bytes(sum(param.num_bytes for param in parameters))
-        yield f"The task gives {names} no gradient ({num_bytes}): the peak has neither gradients nor state of theirs."
+        without = "no state of theirs" if is_replica(settings.sharding) else "neither gradients nor state of theirs"
+        yield f"The task gives {names} no gradient ({num_bytes}): the peak has {without}."
 
 
-def _basis(entry: OptimizerEntry, temporaries: Basis, limits: Limits) -> dict[str, str]:
+def _basis(entry: OptimizerEntry, temporaries: Basis, limits: Limits, *, has_many: bool) -> dict[str, str]:
+    """Return where numbers come from; what is exchanged is read from the libraries' source, not seen in a trace."""
+    exchange: dict[str, str] = {Category.COMMUNICATION: Basis.ASSUMED} if has_many else {}
     return {
+        **exchange,
         Category.WEIGHTS: Basis.EXACT,
         Category.GRADIENTS: Basis.EXACT,
         Category.OPTIMIZER_STATE: entry.basis,

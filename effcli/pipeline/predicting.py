@@ -11,9 +11,12 @@ from effcli.data.columns import Objective
 from effcli.devices import weights_dtype
 from effcli.engines.window import WindowLoss
 from effcli.memory.allocator import Allocator
-from effcli.memory.compose import resident, updates
+from effcli.memory.compose import updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.scale import NotAffineError, scaled
+from effcli.memory.sharding.program import exchanging, held, is_replica
+from effcli.memory.sharding.share import ALONE, Sharding, Share
+from effcli.memory.sharding.shares import shares
 from effcli.memory.tape import Alloc, Begin, Free, MicroTape, Program, StepTapes
 from effcli.trace.batches import BatchShape, fake_batch, logits_for, own_loss
 from effcli.trace.optimizer import trace_update
@@ -39,7 +42,8 @@ SIMULATED_MICRO_BATCHES = 3
 class Settings:
     """What of a loop decides about memory; `padded` says whether rows are filled up to `max_length`.
 
-    Targets of seq2seq have `max_target_length` tokens, none for as many.
+    Targets of seq2seq have `max_target_length` tokens, none for as many. With `sharding` over several processes, rows
+    and micro-batches are those of one of them, and the prediction is that of rank 0, which holds most.
     """
 
     batch_size: int
@@ -50,10 +54,16 @@ class Settings:
     gradient_checkpointing: bool = False
     max_grad_norm: float = 1.0
     padded: bool = False
+    sharding: Sharding = ALONE
 
     @classmethod
     def of(
-        cls, loop: LoopSpec | EstimatedLoopSpec, *, max_length: int, max_target_length: int | None = None
+        cls,
+        loop: LoopSpec | EstimatedLoopSpec,
+        *,
+        max_length: int,
+        max_target_length: int | None = None,
+        sharding: Sharding,
     ) -> Settings:
         """Return what a loop's specification says, for full rows."""
         return cls(
@@ -64,6 +74,7 @@ class Settings:
             precision=loop.precision,
             gradient_checkpointing=loop.gradient_checkpointing,
             max_grad_norm=loop.max_grad_norm,
+            sharding=sharding,
         )
 
 
@@ -120,6 +131,7 @@ class Predictor:
         self._tracers: dict[tuple[str, bool], Tracer] = {}
         self._micros: dict[tuple[object, ...], dict[int, MicroTape]] = {}
         self._steps: dict[tuple[object, ...], StepTapes] = {}
+        self._shares: dict[tuple[str, Sharding], Share] = {}
 
     @property
     def device(self) -> str:
@@ -137,21 +149,19 @@ class Predictor:
             return list(self._events(settings, choice, unlike))
 
     def _events(self, settings: Settings, choice: Choice, unlike: Unlike | None) -> Iterator[Alloc | Free | Begin]:
-        tracer = self._tracer(settings)
-        before = resident(tracer.parameters, tracer.buffers)
+        tracer, sharding = self._tracer(settings), settings.sharding
+        share = self._share(settings)
         steps = self.steps(settings, choice)
-        accum = min(settings.accum, SIMULATED_MICRO_BATCHES)
-        micro = self.micro(settings)
-        held = settings.accum if self._target.device == "cpu" else 0
         return updates(
-            before,
-            micro,
+            held(tracer.parameters, tracer.buffers, share, sharding),
+            exchanging(self.micro(settings), share, sharding, device=self.device),
             (steps.first, steps.later),
             built=steps.built,
-            accum=accum,
-            held_batches=held,
-            first=self.micro(unlike.first) if unlike else None,
+            accum=min(settings.accum, SIMULATED_MICRO_BATCHES),
+            held_batches=settings.accum if self._target.device == "cpu" else 0,
+            first=exchanging(self.micro(unlike.first), share, sharding, device=self.device) if unlike else None,
             held_bytes=unlike.held_bytes if unlike else None,
+            hands_over=is_replica(sharding),
         )
 
     def replay(self, settings: Settings, choice: Choice) -> Replay:
@@ -194,7 +204,10 @@ class Predictor:
     def steps(self, settings: Settings, choice: Choice) -> StepTapes:
         """Return the tapes of an optimizer's first and later steps; a parameter without gradient has no state."""
         dtype = weights_dtype(settings.precision)
-        key = (choice.entry.name, repr(choice.hyper), choice.weight_decay, dtype, settings.max_grad_norm)
+        key = (
+            *(choice.entry.name, repr(choice.hyper), choice.weight_decay),
+            *(dtype, settings.max_grad_norm, settings.sharding),
+        )
         if key not in self._steps:
             self._steps[key] = trace_update(
                 choice.entry,
@@ -204,13 +217,23 @@ class Predictor:
                 device=self._target.device,
                 max_grad_norm=settings.max_grad_norm,
                 kernels=self._target.kernels,
+                one_by_one=settings.sharding.world_size > 1 and settings.sharding.shard == "fsdp",
             )
         return self._steps[key]
 
     def _stepped(self, settings: Settings) -> list[ParamInfo]:
-        """Return the parameters that the optimizer steps."""
+        """Return the parameters that the optimizer steps, as rank 0 holds them."""
         left_out = {param.name for param in self.without_gradient(settings)}
-        return [param for param in self._tracer(settings).parameters if param.trainable and param.name not in left_out]
+        stepped = self._share(settings).parameters
+        return [param for param in stepped if param.trainable and param.name not in left_out]
+
+    def _share(self, settings: Settings) -> Share:
+        """Return what rank 0 holds."""
+        key = (settings.precision, settings.sharding)
+        if key not in self._shares:
+            parameters = self._tracer(settings).parameters
+            self._shares[key] = shares(parameters, settings.sharding, settings.precision)[0]
+        return self._shares[key]
 
     def _traced_sizes(self, settings: Settings) -> dict[int, MicroTape]:
         """Return the tapes that were traced with settings like these, by batch size."""

@@ -125,9 +125,14 @@ class RunPlanner:
     def _question(self, prepared: Prepared) -> tuple[Predictor, Settings, Choice]:
         """Return what predicts the run, the settings of its longest batch, and its optimizer."""
         loop, data = prepared.spec.loop, prepared.data
-        batch_size = min(loop.batch_size, data.train_rows)
+        batch_size = min(loop.batch_size, -(-data.train_rows // prepared.launch.world_size))
         settings = replace(
-            Settings.of(loop, max_length=data.longest, max_target_length=data.longest_target),
+            Settings.of(
+                loop,
+                max_length=data.longest,
+                max_target_length=data.longest_target,
+                sharding=prepared.sharding,
+            ),
             batch_size=batch_size,
             padded=batch_size > 1 and data.shortest < data.longest,
         )

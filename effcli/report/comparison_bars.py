@@ -56,7 +56,7 @@ def _parts_at_peak(run: RunRecord) -> tuple[int, ...]:
     peak = run.optimizer.plan.at_peak if run.optimizer.plan else None
     if peak is None or peak.activations_bytes is None or peak.temporaries_bytes is None:
         return ()
-    rest = peak.activations_bytes + peak.temporaries_bytes
+    rest = peak.activations_bytes + peak.temporaries_bytes + peak.communication_bytes
     return (peak.weights_bytes, peak.gradients_bytes, peak.optimizer_state_bytes, rest)
 
 

@@ -29,6 +29,7 @@ _COLUMNS = {
     Category.OPTIMIZER_STATE: "state",
     Category.ACTIVATIONS: "activations",
     Category.TEMPORARIES: "temporaries",
+    Category.COMMUNICATION: "exchange",
 }
 _UPDATES = {"first": "the first update", "later": "later updates"}
 _BAR = 20
@@ -114,8 +115,9 @@ def phase_table(plan: MemoryPlan) -> Table:
     both = {"first update": plan.first_phases, "later updates": plan.phases}
     amounts = [phase.total_bytes or 0 for phases in both.values() for phase in phases.values()]
     unit, unit_name = common_unit(max(amounts, default=0))
+    shown = {category: name for category, name in _COLUMNS.items() if is_shown(plan, category)}
     table = ruled_table(
-        f"The highest moment of each phase, in {unit_name}; > is the peak", "", *_COLUMNS.values(), "total"
+        f"The highest moment of each phase, in {unit_name}; > is the peak", "", *shown.values(), "total"
     )
     for name, phases in both.items():
         if not phases:
@@ -123,13 +125,18 @@ def phase_table(plan: MemoryPlan) -> Table:
         table.add_row(name, style="dim")
         for phase, parts in phases.items():
             is_peak = phase == plan.peak_phase and name.startswith(plan.peak_update or "later")
-            cells = [getattr(parts, f"{category}_bytes") for category in _COLUMNS]
+            cells = [getattr(parts, f"{category}_bytes") for category in shown]
             numbers = [NOT_AVAILABLE if cell is None else in_unit(cell, unit) for cell in (*cells, parts.total_bytes)]
             table.add_row(f"{'> ' if is_peak else '  '}{phase}", *numbers, style="bold" if is_peak else "")
         table.add_section()
     if amounts:
-        table.add_row("basis", *(plan.basis.get(category, "") for category in _COLUMNS), style="dim")
+        table.add_row("basis", *(plan.basis.get(category, "") for category in shown), style="dim")
     return table
+
+
+def is_shown(plan: MemoryPlan, category: Category) -> bool:
+    """Return whether a plan has a category: one process exchanges nothing."""
+    return category is not Category.COMMUNICATION or category in plan.basis
 
 
 def measured_phase_table(plan: MemoryPlan | None, allocator: AllocatorFacts) -> Table:

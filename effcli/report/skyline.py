@@ -27,6 +27,7 @@ def total_bytes(point: TimelinePoint) -> int:
         + point.optimizer_state_bytes
         + point.activations_bytes
         + point.temporaries_bytes
+        + point.communication_bytes
     )
 
 

@@ -67,6 +67,6 @@ def _page(title: str, facts: Iterable[str], plan: MemoryPlan) -> str:
     body = [
         f"<header><h1>{escaped(title)}</h1>",
         *(f'<p class="lead">{escaped(line)}</p>' for line in facts),
-        f"</header><main>{layer_legend()}{chart_box('chart')}</main>",
+        f"</header><main>{layer_legend(plan)}{chart_box('chart')}</main>",
     ]
     return document(title=title, body=body, charts={"chart": chart.on_page()})

@@ -28,12 +28,14 @@ def trace_update(
     device: str,
     max_grad_norm: float,
     kernels: Kernels,
+    one_by_one: bool = False,
 ) -> StepTapes:
     """Return what a first and a later update of the trainable parameters allocate on the device.
 
     The real optimizer steps on the meta device, where nothing has values, with the implementation that torch chooses
     for `device`. One whose entry says what a step takes (`step_workspace`) is replaced by its laws. So is one that
-    cannot step there, or keeps there what its state law doesn't say; its temporaries are left out.
+    cannot step there, or keeps there what its state law doesn't say; its temporaries are left out. `one_by_one` says
+    that parameters are `DTensor`s in the run, for which torch never chooses foreach or fused implementations.
 
     Raises:
         UsageError: an override fits no parameter, or none is trained.
@@ -49,7 +51,8 @@ def trace_update(
         return [{**group, "params": [tensors[name] for name in group["names"]]} for group in groups]
 
     def tapes(build: Build, basis: Basis) -> StepTapes:
-        rehearsal, numbering = Rehearsal(build, list(params.values()), device, kernels), Numbering()
+        rehearsal = Rehearsal(build, list(params.values()), device, kernels, one_by_one=one_by_one)
+        numbering = Numbering()
         built = numbering.tape(rehearsal.built)
         first = numbering.tape(rehearsal.update(max_grad_norm))
         rehearsal.grow_old()

@@ -99,7 +99,10 @@ class Rehearsal:
         params: Sequence[ParamInfo],
         device: str,
         kernels: Kernels,
+        *,
+        one_by_one: bool = False,
     ) -> None:
+        self._one_by_one = one_by_one
         self._parameters = {param.name: torch.nn.Parameter(_without_data(param)) for param in params}
         self._recorder = StepRecorder(kernels, with_host=device == "cpu")
         self._device = device
@@ -164,7 +167,7 @@ class Rehearsal:
             redirect_stdout(StringIO()),  # some classes print, and will do so again when the run makes them
             redirect_stderr(StringIO()),
             torch.random.fork_rng(devices=[]),
-            _meta_taken_for(self._device),
+            _meta_taken_for(self._device, one_by_one=self._one_by_one),
             self._recorder,
         ):
             warnings.simplefilter("ignore")
@@ -176,16 +179,17 @@ def _without_data(param: ParamInfo) -> torch.Tensor:
 
 
 @contextmanager
-def _meta_taken_for(device: str) -> Iterator[None]:
+def _meta_taken_for(device: str, *, one_by_one: bool) -> Iterator[None]:
     """Let torch choose for meta tensors, while open, the implementation that it would choose on the device.
 
     On CUDA that is foreach wherever the class can and nothing else was asked for; fused kernels exist on both
     (`_default_to_fused_or_foreach` in torch/optim/optimizer.py and `_has_foreach_support` in
-    torch/utils/_foreach_utils.py, 2.13).
+    torch/utils/_foreach_utils.py, 2.13), for tensors of torch's own types alone: `one_by_one` says that they are not.
     """
     optimizers, lists = map(import_module, ("torch.optim.optimizer", "torch.utils._foreach_utils"))
     fused, foreach = "_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"
     places = [(optimizers, fused), *([(optimizers, foreach), (lists, foreach)] if device == "cuda" else [])]
+    places = [] if one_by_one else places
     kept = [getattr(module, name) for module, name in places]
     try:
         for module, name in places:

@@ -16,6 +16,10 @@ class Sharding:
     world_size: int = 1
 
 
+ALONE = Sharding()
+"""One process, which holds everything."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """What the process `rank` holds.

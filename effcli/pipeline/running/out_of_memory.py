@@ -182,6 +182,7 @@ def _planned(facts: OutOfMemoryFacts) -> Iterator[str]:
         ("optimizer state", part.optimizer_state_bytes),
         ("activations", part.activations_bytes or 0),
         ("temporaries", part.temporaries_bytes or 0),
+        *([("exchange", part.communication_bytes)] if part.communication_bytes else []),
     )
     parts = " + ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in amounts)
     yield f"Planned there: {format_bytes(part.total_bytes or 0)} in the {facts.planned_phase} phase = {parts}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.style import LAYERS, Drawn, Rows, layer_colours, width_in
+from effcli.report.charts.style import LAYERS, Drawn, Layers, Rows, layer_colours, layers_of, width_in
 from effcli.report.skyline import total_bytes
 from effcli.report.text import common_unit, in_unit
 from effcli.units import Phase, format_bytes
@@ -46,14 +46,15 @@ def live_chart(
 
     points = plan.timeline
     unit, unit_name = common_unit(highest_bytes or max(map(total_bytes, points)))
+    layers = layers_of(plan)
     moments = [_moment(index, point, unit) for index, point in enumerate(points)]
     rows = Rows("live")
     data = rows.add([*moments, {**moments[-1], "moment": len(points)}])  # a step ends where the next point is
     moment = alt.X("moment:Q", axis=None, scale=alt.Scale(domain=[0, len(points)], nice=False))
     scale = alt.Scale(domain=[0, highest_bytes / unit]) if highest_bytes else alt.Undefined
     y = alt.Y("bytes:Q", title=f"live bytes, {unit_name}", stack="zero", scale=scale)
-    marks = [*_bands(rows, points, moment, width_in(width), ink), _areas(data, moment, y, legend=legend)]
-    marks += [*_peak(rows, plan, moment, unit, unit_name, ink), _hover(data, moment, ink)]
+    marks = [*_bands(rows, points, moment, width_in(width), ink), _areas(data, moment, y, layers, legend=legend)]
+    marks += [*_peak(rows, plan, moment, unit, unit_name, ink), _hover(data, moment, layers, ink)]
     if measured_live:
         marks.insert(-1, _measured_live(rows, measured_live, points, moment, unit, ink))
     if measured_bytes is not None:
@@ -62,11 +63,11 @@ def live_chart(
     return Drawn(chart=chart, rows=rows)
 
 
-def _areas(data: Any, moment: Any, y: Any, *, legend: bool) -> Any:
+def _areas(data: Any, moment: Any, y: Any, layers: Layers, *, legend: bool) -> Any:
     """Return the stacked categories."""
     import altair as alt
 
-    names = [name for name, _ in LAYERS.values()]
+    names = [name for name, _ in layers.values()]
     return (
         alt.Chart(data)
         .transform_fold(names, as_=["category", "bytes"])
@@ -75,18 +76,18 @@ def _areas(data: Any, moment: Any, y: Any, *, legend: bool) -> Any:
         .encode(
             x=moment,
             y=y,
-            color=layer_colours("category", LAYERS.values(), columns=len(LAYERS) if legend else None),
+            color=layer_colours("category", layers.values(), columns=len(layers) if legend else None),
             order=alt.Order("order:Q"),
         )
     )
 
 
-def _hover(data: Any, moment: Any, ink: str) -> Any:
+def _hover(data: Any, moment: Any, layers: Layers, ink: str) -> Any:
     """Return a line under the pointer, with the values there."""
     import altair as alt
 
     pointed = alt.selection_point(on="pointerover", clear="pointerout", fields=["moment"], empty=False)
-    told = ["update:N", "phase:N", *(f"{name}:Q" for name, _ in LAYERS.values()), "total:Q"]
+    told = ["update:N", "phase:N", *(f"{name}:Q" for name, _ in layers.values()), "total:Q"]
     return (
         alt.Chart(data)
         .mark_rect(color=ink)

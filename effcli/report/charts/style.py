@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from effcli.files import write_bytes, write_text
 from effcli.units import Category
 
+if TYPE_CHECKING:
+    from effcli.memory.plan import MemoryPlan
+
 PAGE_INK = "currentColor"
 PICTURE_INK, PICTURE_PAPER = "#222222", "#ffffff"
 FONT = "system-ui, sans-serif"
-LAYERS = {
+Layers = dict[Category, tuple[str, str]]
+LAYERS: Layers = {
     Category.WEIGHTS: ("weights", "#4477aa"),
     Category.OPTIMIZER_STATE: ("optimizer state", "#228833"),
     Category.GRADIENTS: ("gradients", "#ccbb44"),
     Category.ACTIVATIONS: ("activations", "#66ccee"),
     Category.TEMPORARIES: ("temporaries", "#ee6677"),
+    Category.COMMUNICATION: ("exchange", "#aa3377"),
 }
 """Category -> name and colour, from the bottom up; colours that people who see few colours tell apart (Paul Tol)."""
 REST = ("rest of the measured peak", "#999999")
@@ -67,6 +72,12 @@ class Drawn:
         """Return the chart as data for a page, as wide as its box."""
         fit = {"type": "fit-x", "contains": "padding"}
         return {**self.chart.to_dict(), "config": config(PAGE_INK), "autosize": fit, "datasets": self.rows.by_name}
+
+
+def layers_of(plan: MemoryPlan) -> Layers:
+    """Return the categories that a plan has: one process exchanges nothing."""
+    exchanges = Category.COMMUNICATION in plan.basis
+    return {category: look for category, look in LAYERS.items() if exchanges or category is not Category.COMMUNICATION}
 
 
 def layer_colours(field: str, names: Iterable[tuple[str, str]], *, columns: int | None) -> Any:

@@ -9,9 +9,12 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from effcli.report.charts.style import LAYERS
+from effcli.report.charts.style import layers_of
+
+if TYPE_CHECKING:
+    from effcli.memory.plan import MemoryPlan
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """What a browser lets the page do: draw itself. Scripts run by their hash alone; vega sets styles as it goes."""
@@ -78,9 +81,10 @@ def legend(entries: Iterable[tuple[str, str, tuple[int, ...] | None]]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def layer_legend() -> str:
-    """Return the legend of all categories of memory."""
-    return legend((name, colour, None) for name, colour in LAYERS.values())
+def layer_legend(*plans: MemoryPlan) -> str:
+    """Return the legend of the categories of memory that some plan has."""
+    layers = {category: look for plan in plans for category, look in layers_of(plan).items()}
+    return legend((name, colour, None) for name, colour in layers.values())
 
 
 def _dashes(dash: tuple[int, ...]) -> str:
