@@ -18,6 +18,7 @@ from effcli.optim.families import (
     transformers,
 )
 from effcli.optim.families.bitsandbytes import entries as bitsandbytes
+from effcli.optim.flat import flat_fault
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.packages import require_package
 from effcli.units import Basis
@@ -136,11 +137,15 @@ def check_shards(entry: OptimizerEntry, shard: Shard, hyper: Hyper | None = None
     Raises:
         UsageError: parameters are to be cut up, and its step would fail or would not be the same.
     """
-    fault = entry.shard_fault(hyper or default_hyper(entry)) if shard == "fsdp" else None
+    hyper = hyper or default_hyper(entry)
+    if shard == "fsdp":
+        fault, others = entry.shard_fault(hyper), "adamw, sgd-momentum, lion or adamw8bit-ao"
+    else:
+        fault, others = flat_fault(entry, hyper) if shard != "ddp" else None, "adamw, sgd-momentum, lion or adamw8bit"
     if fault is not None:
         raise UsageError(
-            f"optimizer '{entry.name}' does not run with --shard fsdp: {fault}; choose --shard ddp, or an optimizer "
-            "that does, such as adamw, sgd-momentum, lion or adamw8bit-ao"
+            f"optimizer '{entry.name}' does not run with --shard {shard}: {fault}; choose --shard ddp, or an optimizer "
+            f"that does, such as {others}"
         )
 
 
