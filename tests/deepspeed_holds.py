@@ -109,6 +109,19 @@ def _furthest(one: nn.Module, other: nn.Module) -> float:
     return max(float((first - second).abs().max()) for first, second in pairs)
 
 
+def _gradients(stage: int, zero: Any, model: nn.Module) -> int:
+    """Return the bytes of gradients; in stage 1 those that wait for the window's end, in stage 2 the largest buffer.
+
+    What stage 2 keeps beside that is the zeros that fill up the last rank's partition.
+    """
+    if stage == 3:
+        return num_bytes([zero.grad_partitions_flat_buffer])
+    if stage == 1:
+        return num_bytes(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    kept = [part for parts in zero.averaged_gradients.values() for part in parts or ()]
+    return max((num_bytes([part]) for part in kept), default=0)
+
+
 def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages of tensors, each once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
