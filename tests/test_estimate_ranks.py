@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
 
 from effcli.measure.optimizer_size import inspect_optimizer
 from effcli.memory.sharding.share import Sharding
 from effcli.memory.sharding.shares import shares
 from effcli.optim.registry import default_hyper, find
+from effcli.pipeline.facts import own_class_name
 from effcli.pipeline.ranks import rank_amounts
 from effcli.units import ParamInfo
 from tests.commands import TINY_DISTILBERT, TINY_GPT2, effcli, model_folder
@@ -250,3 +253,16 @@ def test_frozen_weights_are_shared_and_have_neither_gradient_nor_state(tmp_path:
     assert after["weights_bytes"] == before["weights_bytes"]
     assert before["gradients_bytes"] - after["gradients_bytes"] == 4 * half
     assert before["optimizer_state_bytes"] - after["optimizer_state_bytes"] == 8 * half + 4
+
+
+def test_a_sharded_model_keeps_its_name_in_the_record() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert type(model).__name__ == "FSDPLinear"
+        assert own_class_name(model) == "Linear"
+    finally:
+        dist.destroy_process_group()

@@ -9,6 +9,7 @@ from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec, build_estimate_spec
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
+from effcli.pipeline.ranks import check_on_shares
 from effcli.pipeline.shared_settings import shared_settings
 from effcli.search_spec import SearchSpec, build_search_spec
 from effcli.units import listed
@@ -44,10 +45,10 @@ def _refuse_on_shares(spec: EstimateSpec, entry: OptimizerEntry) -> None:
     """Raise unless an optimizer runs on what each process holds.
 
     Raises:
-        UsageError: see `effcli.optim.registry.check_shards`.
+        UsageError: see `effcli.pipeline.ranks.check_on_shares`.
     """
     if spec.loop.world_size > 1:
-        registry.check_shards(entry, spec.loop.shard)
+        check_on_shares(entry, registry.default_hyper(entry), spec.loop.shard)
 
 
 def _resolve(

@@ -47,7 +47,7 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
     state = predict_state(prepared.entry, held[0].parameters, built.hyper) if held else built.state
     model = model_facts(
         name=prepared.source.name,
-        architecture=type(plain_model(built.model)).__name__,
+        architecture=own_class_name(plain_model(built.model)),
         task=prepared.problem.task,
         parameters=built.parameters,
         share=held[0] if held else None,
@@ -93,6 +93,12 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
         baselines=_baselines(prepared),
         notes=(*prepared.notes, *built.weight_notes, *built.notes, *notes),
     )
+
+
+def own_class_name(model: object) -> str:
+    """Return the name of a model's class, below the one that torch's `fully_shard` (2.13) makes over it."""
+    own = (kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed"))
+    return next(own).__name__
 
 
 def expectation(record: RunRecord) -> str:

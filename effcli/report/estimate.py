@@ -72,7 +72,8 @@ def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
 def _peak_settings(peak: PeakFacts) -> Iterable[tuple[str, str]]:
     """Yield what the peak was predicted for."""
     batch = peak.batch
-    rows = f"{batch.micro} x {batch.accum} = {count(batch.effective, 'row')} per update"
+    processes = f" x {format_count(batch.world_size)}" if batch.world_size > 1 else ""
+    rows = f"{batch.micro} x {batch.accum}{processes} = {count(batch.effective, 'row')} per update"
     yield "batch", ", ".join([rows, *tokens_of_rows(peak.max_length, peak.max_target_length)])
     kept = "recomputed in the backward pass" if peak.gradient_checkpointing else "kept for the backward pass"
     yield "activations", kept + (f", attention {peak.attn}" if peak.attn else "")
@@ -158,7 +159,8 @@ def _parts(title: str, parts: tuple[PartAmount, ...], record: EstimateRecord) ->
 
 
 def _rule_of_thumb(record: EstimateRecord) -> Iterable[tuple[str, str]]:
-    if any(optimizer.rule_of_thumb_bytes is not None for optimizer in record.optimizers):
+    is_shown = record.distribution is None or len(record.optimizers) > 1
+    if is_shown and any(optimizer.rule_of_thumb_bytes is not None for optimizer in record.optimizers):
         yield "rule", "bytes per parameter as people quote them; the state beside it is by tensor and by law"
 
 
