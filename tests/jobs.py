@@ -12,13 +12,15 @@ import pytest
 import torch
 from transformers import get_scheduler, set_seed
 
-from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader
+from effcli.data.batches import Collator, EpochBatchSampler, EpochLoader, Part
 from effcli.engines.base import Job, Loop, UpdateResult
 from effcli.engines.clipping import PercentileClipping
+from effcli.engines.distributing import shard, whole
 from effcli.engines.window import WindowLoss
 from effcli.engines.window_schedule import WindowSchedule
 from effcli.models.seq2seq import decoder_inputs
 from effcli.optim.groups import decay_groups
+from effcli.ranks.group import rank, world_size
 from tests.heads import PAD, rows, tiny_model
 
 ENGINES = ("pytorch", "accelerate", "trainer")
@@ -66,9 +68,9 @@ class Outcome:
     model: torch.nn.Module
 
 
-def collator(task: str, model: torch.nn.Module) -> Collator:
+def collator(task: str, model: torch.nn.Module, stand_in: dict[str, Any] | None = None) -> Collator:
     """Return what makes batches for a model, as a run has it."""
-    return Collator(PAD, "right", task, decoder_inputs(model, "tiny") if task == "seq2seq" else None)
+    return Collator(PAD, "right", task, decoder_inputs(model, "tiny") if task == "seq2seq" else None, stand_in)
 
 
 def run_job(
@@ -96,11 +98,15 @@ def run_job(
     percentile: float | None = None,
     window_loss: WindowLoss | None = None,
     prepare: Callable[[torch.nn.Module, torch.optim.Optimizer, Any], None] = lambda *parts: None,
+    is_sharded: bool = False,
 ) -> Outcome:
-    """Run one job and return what came out."""
+    """Run one job, or this process's part of it among several, and return what came out."""
     model = tiny_model(task, dropout=dropout, family=family) if model is None else model
+    if is_sharded:
+        shard(model, torch.device("cpu"))
     made_rows = rows(num_rows, task) if made_rows is None else made_rows
-    per_epoch = math.ceil(math.ceil(len(made_rows) / batch_size) / accum)
+    part = Part(rank=rank(), world_size=world_size())
+    per_epoch = math.ceil(math.ceil(len(made_rows) / (batch_size * part.world_size)) / accum)
     total = max_steps or epochs * per_epoch
     optimizer = make_optimizer(decay_groups(model, 0.01))
     schedule = get_scheduler(scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
@@ -110,18 +116,21 @@ def run_job(
     loop = Loop(
         device=torch.device("cpu"),
         precision=precision,
-        window_schedule=WindowSchedule(num_rows=len(made_rows), batch_size=batch_size, accum=accum),
+        window_schedule=WindowSchedule(
+            num_rows=len(made_rows), batch_size=batch_size, accum=accum, world_size=part.world_size
+        ),
         max_grad_norm=max_grad_norm,
         total_updates=total,
         seed=42,
+        shard="fsdp" if is_sharded else "ddp",
         percentile_clipping=percentile,
     )
     clipping = PercentileClipping(model, optimizer, loop)
     recorder.read_limit = lambda: clipping.limit
     loader = EpochLoader(
         made_rows,
-        batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42),
-        collate_fn=collator(task, model),
+        batch_sampler=EpochBatchSampler(len(made_rows), batch_size, 42, part=part),
+        collate_fn=collator(task, model, made_rows[0]),
         generator=torch.Generator().manual_seed(0),
         num_workers=num_workers,
     )
@@ -144,6 +153,6 @@ def run_job(
         limits=recorder.limits,
         skipped=[result.skipped for result in recorder.results],
         scales=recorder.scales,
-        weights={name: value.detach().clone() for name, value in model.state_dict().items()},
+        weights={name: whole(value).detach().clone() for name, value in model.state_dict().items()},
         model=model,
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from effcli.engines.base import Batch, Job, UpdateResult
+from effcli.engines.distributing import replica_settings, whole
 from effcli.engines.precision import check_scaler
-from effcli.engines.window import window_items
+from effcli.engines.process_state import check_spread
+from effcli.engines.window import window_items, window_loss
 
 
 def run(job: Job) -> None:
@@ -23,7 +26,7 @@ def run(job: Job) -> None:
         trainer = _JobTrainer(job, arguments)
         check_scaler(job.loop, trainer.accelerator.scaler)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_Forward(job, trainer.accelerator))
+        trainer.add_callback(_Forward(job, trainer))
         resume = _write_state(job, arguments, Path(folder)) if job.start_update else None
         trainer.train(resume_from_checkpoint=resume)
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
@@ -34,24 +37,37 @@ class _JobTrainer(Trainer):
 
     def __init__(self, job: Job, args: TrainingArguments) -> None:
         self._job = job
-        self._loss = 0.0
+        self._shares: torch.Tensor | float = 0.0
+        self.window_loss = 0.0
         super().__init__(
             model=job.model,
             args=args,
             optimizers=(job.optimizer, job.scheduler),
-            compute_loss_func=self._window_loss,
+            compute_loss_func=self._share_of_window,
         )
+        # What transformers knows as sharded when it was loaded is stepped as it is, and not wrapped in a replica.
+        self.is_distributed_loading_by_transformers = job.loop.shard == "fsdp"
 
-    def _window_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: int) -> torch.Tensor:
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Let replicas exchange gradients as in every engine: no argument of Trainer's names all of it (5.24)."""
+        settings = DistributedDataParallelKwargs(**replica_settings(self._job.loop))
+        return {**super()._build_accelerator_args(**kwargs), "kwargs_handlers": [settings]}
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        check_spread(self.accelerator, self.model_wrapped, self._job.loop)
+        return prepared
+
+    def _share_of_window(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: int) -> torch.Tensor:
         share = self._job.window_loss.scaled(outputs["logits"], labels, num_items_in_batch)
-        self._loss += share.detach()
+        self._shares += share.detach()
         return share
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         """Show loss and norm to the observer between clipping and the step; no callback is given them there."""
-        norm = super()._clip_grad_norm(model)
-        self._job.observer.before_step(loss=float(self._loss), grad_norm=float(norm))
-        self._loss = 0.0
+        norm = whole(super()._clip_grad_norm(model))
+        self.window_loss, self._shares = window_loss(self._shares), 0.0
+        self._job.observer.before_step(loss=self.window_loss, grad_norm=float(norm))
         return norm
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Batch], int]:
@@ -61,6 +77,10 @@ class _JobTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         return self._job.loader
+
+    def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[None]:
+        """Exchange the gradients of each micro-batch: to hold a shard's back would mean to hold all of them."""
+        return nullcontext()
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, **numbers: Any) -> None:
         """Give the first epoch the length that is left of it: a resumed run may have another window than before.
@@ -81,18 +101,19 @@ class _JobTrainer(Trainer):
 class _Forward(TrainerCallback):
     """Passes each update on to the observer. `on_log` is the one event that carries the gradient norm."""
 
-    def __init__(self, job: Job, accelerator: Accelerator) -> None:
+    def __init__(self, job: Job, trainer: _JobTrainer) -> None:
         self._job = job
-        self._accelerator = accelerator
+        self._trainer = trainer
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        self._job.observer.train_begin(self._accelerator.scaler)
+        self._job.observer.train_begin(self._trainer.accelerator.scaler)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if logs is not None and "grad_norm" in logs:
             grad_norm = logs["grad_norm"]
-            skipped = self._accelerator.optimizer_step_was_skipped
-            self._job.observer.after_update(UpdateResult(loss=logs["loss"], grad_norm=grad_norm, skipped=skipped))
+            skipped = self._trainer.accelerator.optimizer_step_was_skipped
+            result = UpdateResult(loss=self._trainer.window_loss, grad_norm=grad_norm, skipped=skipped)
+            self._job.observer.after_update(result)
 
 
 def _arguments(job: Job, folder: str) -> TrainingArguments:
@@ -104,6 +125,7 @@ def _arguments(job: Job, folder: str) -> TrainingArguments:
         gradient_accumulation_steps=loop.window_schedule.accum,
         max_steps=loop.total_updates + loop.window_schedule.offset,
         max_grad_norm=loop.clip_norm,
+        average_tokens_across_devices=False,  # our loss is that of all processes already
         bf16=loop.precision == "bf16",
         fp16=loop.precision == "fp16",
         use_cpu=loop.device.type == "cpu",

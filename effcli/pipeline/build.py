@@ -92,8 +92,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
 
 def _place(prepared: Prepared, model: torch.nn.Module) -> None:
     """Move the model to its device, or its shard alone, layer by layer."""
-    loop = prepared.spec.loop
-    if loop.shard == "fsdp" and loop.engine == "pytorch":
+    if prepared.spec.loop.shard == "fsdp":
         from effcli.engines.distributing import shard
 
         shard(model, prepared.device)

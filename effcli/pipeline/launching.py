@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from effcli.errors import DeviceError, UsageError
+from effcli.errors import UsageError
 from effcli.ranks.launch import Launch
 from effcli.spec import RunSpec
 
 
-def check_launch(spec: RunSpec, launch: Launch, device: str) -> None:
-    """Refuse settings that mean something else, or nothing, with as many processes on a device (cpu or cuda).
+def check_launch(spec: RunSpec, launch: Launch) -> None:
+    """Refuse settings that mean something else, or nothing, with as many processes.
 
     Raises:
-        UsageError, DeviceError: they do.
+        UsageError: they do.
     """
     loop = spec.loop
     if not launch.has_many:
@@ -27,14 +27,14 @@ def check_launch(spec: RunSpec, launch: Launch, device: str) -> None:
             "a smaller --batch-size with a larger --accum"
         )
     if loop.shard == "fsdp":
-        _check_fsdp(spec, device)
+        _check_fsdp(spec)
 
 
-def _check_fsdp(spec: RunSpec, device: str) -> None:
+def _check_fsdp(spec: RunSpec) -> None:
     """Refuse what FSDP2 does not do here.
 
     Raises:
-        UsageError, DeviceError: see `check_launch`.
+        UsageError: see `check_launch`.
     """
     loop = spec.loop
     if loop.precision == "fp16":
@@ -43,8 +43,3 @@ def _check_fsdp(spec: RunSpec, device: str) -> None:
         )
     if loop.compile:
         raise UsageError("--shard fsdp with --compile: layers are gathered outside of what is compiled; leave one out")
-    if loop.engine != "pytorch" and device == "cpu":
-        raise DeviceError(
-            f"--shard fsdp with --engine {loop.engine} needs CUDA: on a CPU accelerate would train unsharded replicas; "
-            "use --engine pytorch, or --shard none"
-        )

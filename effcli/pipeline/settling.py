@@ -49,7 +49,7 @@ def settle(spec: RunSpec) -> Settled:
     check_model_flags(spec.model)
     launch = read_launch()
     device = resolve_device(spec.loop.device, launch)
-    check_launch(spec, launch, device.type)
+    check_launch(spec, launch)
     baseline = read_baseline(device, interval_s=spec.loop.nvml_interval)
     activate(device)
     check_precision(spec.loop.precision, device)
