@@ -28,6 +28,11 @@ def check_launch(spec: RunSpec, launch: Launch) -> None:
         )
     if loop.shard == "fsdp":
         _check_fsdp(spec)
+    elif loop.shard != "ddp":
+        raise UsageError(
+            f"--shard {loop.shard}: training with DeepSpeed is not possible yet, effcli estimate says what it would "
+            "hold; use --shard fsdp, which shards the same"
+        )
 
 
 def _check_fsdp(spec: RunSpec) -> None:
