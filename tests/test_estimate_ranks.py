@@ -218,8 +218,11 @@ def test_shares_of_one_process_are_refused(distilbert: Path) -> None:
     assert effcli("estimate", distilbert, "--shard", "none", "--json").record["distribution"] is None
 
 
-def test_an_optimizer_that_does_not_run_on_shares_is_refused_by_name_and_left_out_of_all(distilbert: Path) -> None:
-    sharded = ("--world-size", 2, "--shard", "fsdp")
+@pytest.mark.parametrize(("shard", "also_refused"), [("fsdp", "adam8bit"), ("zero2", "muon")])
+def test_an_optimizer_that_does_not_run_on_shares_is_refused_by_name_and_left_out_of_all(
+    distilbert: Path, shard: str, also_refused: str
+) -> None:
+    sharded = ("--world-size", 2, "--shard", shard)
     refused = effcli("estimate", distilbert, *sharded, "--optim", "adafactor")
     assert refused.code == 2
     assert "adafactor" in refused.error
@@ -227,7 +230,7 @@ def test_an_optimizer_that_does_not_run_on_shares_is_refused_by_name_and_left_ou
         record = estimate(distilbert, *sharded, *chosen)
         names = [optimizer["name"] for optimizer in record["optimizers"]]
         assert "adamw" in names
-        assert not {"adafactor", "adam8bit"} & set(names)
+        assert not {"adafactor", also_refused} & set(names)
         assert any(note.startswith("Left out") and "adafactor" in note for note in record["notes"])
     both = effcli("estimate", distilbert, *sharded, "--optim", "all", "--optim", "adafactor")
     assert (both.code, "adafactor" in both.error) == (2, True)
