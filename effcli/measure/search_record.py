@@ -5,19 +5,22 @@ from __future__ import annotations
 from effcli.facts import Fact
 from effcli.measure.estimate_record import GpuFacts
 from effcli.measure.record import SCHEMA_VERSION, BatchFacts, ModelFacts
+from effcli.spec import Shard
 from effcli.units import Basis
 
 
 class Configuration(Fact):
-    """Settings of a run and what they take; `flags` is what to type after `effcli train MODEL`.
+    """Settings of a run and what they take; `flags` is what to type after `effcli train MODEL`, `command` all of it.
 
-    `spare_bytes` is what the card has left, the margin included; negative where it does not suffice.
+    `spare_bytes` is what the card has left, the margin included; negative where it does not suffice. With several cards
+    amounts are those of the fullest one, and `batch.micro` and `batch.accum` those of each.
     """
 
     optimizer: str
     precision: str
     batch: BatchFacts
     gradient_checkpointing: bool
+    shard: Shard = "ddp"
     weights_bytes: int
     gradients_bytes: int
     optimizer_state_bytes: int
@@ -26,6 +29,7 @@ class Configuration(Fact):
     device_total_bytes: int
     spare_bytes: int
     flags: str
+    command: str
 
 
 class Way(Fact):
@@ -47,6 +51,7 @@ class SearchRecord(Fact):
     command: str = "plan"
     model: ModelFacts
     gpu: GpuFacts
+    gpus: int = 1
     margin_percent: float
     allowed_bytes: int
     effective_batch: int

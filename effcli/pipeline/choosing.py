@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from effcli.devices import weights_dtype
 from effcli.errors import UsageError
@@ -15,19 +15,21 @@ from effcli.history.context import Context, context_for
 from effcli.measure.record import BatchFacts
 from effcli.measure.search_record import Configuration, SearchRecord, Way
 from effcli.memory.plan import MemoryPlan
-from effcli.memory.state import predict_state
+from effcli.memory.sharding.share import Sharding
 from effcli.models.attention import FLASH, check_attention
 from effcli.models.flags import ALL_LINEAR
 from effcli.packages import is_installed
-from effcli.pipeline.chosen_recipe import check_out, write_chosen
+from effcli.pipeline.chosen_recipe import check_out, launcher, write_chosen
 from effcli.pipeline.estimating import Described, describe
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
 from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
-from effcli.pipeline.searching import ASSUMED, Candidate, Found, Planned, Space, search
+from effcli.pipeline.searching import Candidate, Found, Planned, Space, search
 from effcli.pipeline.settling import quiet_transformers
+from effcli.pipeline.sharing import fullest, left_out, shard_faults, shards_tried
 from effcli.pipeline.subjects import estimated, target
 from effcli.search_spec import SearchSpec
+from effcli.spec import Task
 
 ADAPTER_RANK = 8
 """Rank of the adapters that are tried where nothing fits."""
@@ -41,6 +43,11 @@ class _Question:
     described: Described
     predictor: Predictor
     context: Context
+    gpus: int
+
+    def sharding(self, candidate: Candidate) -> Sharding:
+        """Return how a configuration is spread over the cards."""
+        return Sharding(shard=candidate.shard, world_size=self.gpus)
 
     def plan(self, candidate: Candidate) -> MemoryPlan:
         """Return the plan of a configuration."""
@@ -53,6 +60,7 @@ class _Question:
             gradient_checkpointing=candidate.recompute,
             max_grad_norm=self.spec.loop.max_grad_norm,
         )
+        settings = replace(settings, sharding=self.sharding(candidate))
         at = candidate.optimizer
         choice = Choice.of(self.described.entries[at], self.described.settled[at], self.spec.optim[at])
         return plan_memory(self.predictor, settings, choice, Limits.of(budget_bytes=None, context=self.context))
@@ -62,13 +70,15 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
     """Return the configurations that fit the card with the margin to spare; `--out` writes the chosen one.
 
     Raises:
-        UsageError: see `effcli.pipeline.estimating.estimate`; a recipe that could not be trained, or is there already.
+        UsageError: see `effcli.pipeline.estimating.estimate`; a recipe that could not be trained, or is there already;
+            cards that do not divide the update, or ways to share it that nothing runs with.
         WriteError: the recipe cannot be written.
     """
     loop, out = spec.loop, spec.output.out
     estimate_spec = _estimate_spec(spec)
     given = room(estimate_spec)
     assert given.gpu is not None
+    shards = shards_tried(loop)
     precisions = _precisions(spec, given)
     for precision in precisions:
         check_attention(spec.model.attn, precision)
@@ -76,35 +86,46 @@ def search_fitting(spec: SearchSpec, *, overwrite: bool = False, notes: Sequence
             raise UsageError(
                 f"--precision {precision}: {given.card.name} has no bfloat16; use --precision fp16 or fp32"
             )
-    question = _question(estimate_spec, given)
+    question = _question(estimate_spec, given, loop.gpus)
     described = question.described
     if out is not None:
         check_out(Path(out), described.shapes.task, overwrite=overwrite)
     allowed = int(given.gpu.num_bytes * (1 - loop.margin / 100))
+    faults = shard_faults(described, shards, precisions, loop.gpus)
     space = Space(
         eight_bit=[entry.eight_bit for entry in described.entries],
         precisions=precisions,
         effective_batch=loop.effective_batch,
+        world_size=loop.gpus,
+        shards=shards,
+        runs=lambda *kind: kind not in faults,
     )
+    if not space.kinds:
+        raise UsageError(next(iter(faults.values())))
     found = search(space, question.plan, allowed)
     record = SearchRecord(
         model=described.model,
         gpu=gpu_facts(loop.gpu, given.gpu),
+        gpus=loop.gpus,
         margin_percent=loop.margin,
         allowed_bytes=allowed,
         effective_batch=loop.effective_batch,
         max_length=question.spec.data.max_length,
         max_target_length=question.spec.data.max_target_length,
-        tried={"optimizers": tuple(entry.name for entry in described.entries), "precisions": tuple(space.precisions)},
+        tried={
+            "optimizers": tuple(entry.name for entry in described.entries),
+            "precisions": tuple(space.precisions),
+            **({"shards": tuple(shards)} if loop.gpus > 1 else {}),
+        },
         num_predictions=found.num_predictions,
         context_bytes=question.context.num_bytes,
         context_basis=question.context.basis,
         context_source=question.context.source,
-        assumed=ASSUMED,
+        assumed=space.assumed,
         configurations=tuple(_configuration(planned, question, given.gpu.num_bytes) for planned in found.fitting),
         closest=None if found.fitting else _configuration(found.closest, question, given.gpu.num_bytes),
         ways_out=() if found.fitting else tuple(_ways_out(found.closest, question, given, space)),
-        notes=tuple(dict.fromkeys((*notes, *described.notes, *_plan_notes(found)))),
+        notes=tuple(dict.fromkeys((*notes, *described.notes, *left_out(faults), *_plan_notes(found)))),
     )
     if out is None or not found.fitting:
         return record
@@ -139,7 +160,7 @@ def _precisions(spec: SearchSpec, given: Room) -> tuple[str, ...]:
     return spec.loop.precision or ((half,) if spec.model.attn == FLASH else (half, "fp32"))
 
 
-def _question(spec: EstimateSpec, given: Room) -> _Question:
+def _question(spec: EstimateSpec, given: Room, gpus: int) -> _Question:
     quiet_transformers()
     described = describe(spec)
     spec = with_defaults(spec, described.known)
@@ -148,6 +169,7 @@ def _question(spec: EstimateSpec, given: Room) -> _Question:
         described=described,
         predictor=Predictor(estimated(described.known, spec), target("cuda", given.capability)),
         context=context_for(given.card.key if given.card else None),
+        gpus=gpus,
     )
 
 
@@ -156,7 +178,8 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     entry, hyper = described.entries[candidate.optimizer], described.settled[candidate.optimizer]
     dtype = weights_dtype(candidate.precision)
     parameters = [replace(parameter, dtype=dtype) for parameter in described.parameters]
-    micro, accum = candidate.batch_size, candidate.accum
+    micro, accum, gpus = candidate.batch_size, candidate.accum, question.gpus
+    held = fullest(entry, hyper, parameters, question.sharding(candidate), candidate.precision)
     length, target_length = question.spec.data.max_length, question.spec.data.max_target_length
     flags = [
         f"--optim {shlex.quote(entry.name)} --precision {candidate.precision} --batch-size {micro} --accum {accum}"
@@ -164,19 +187,25 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     flags += [f"--max-length {length}"] if length else []
     flags += [f"--max-target-length {target_length}"] if target_length else []
     flags += ["--gradient-checkpointing"] if candidate.recompute else []
+    flags += [f"--shard {candidate.shard}"] if candidate.shard != "ddp" else []
+    learnt, model = described.shapes.task in get_args(Task), shlex.quote(described.known.name)
+    start = f"{launcher(gpus)} train" if learnt else "effcli estimate"
+    there = ["--world-size", str(gpus)] if gpus > 1 and not learnt else []
     return Configuration(
         optimizer=entry.name,
         precision=candidate.precision,
-        batch=BatchFacts(micro=micro, accum=accum, world_size=1, effective=micro * accum),
+        batch=BatchFacts(micro=micro, accum=accum, world_size=gpus, effective=micro * accum * gpus),
         gradient_checkpointing=candidate.recompute,
-        weights_bytes=sum(parameter.num_bytes for parameter in parameters),
-        gradients_bytes=sum(parameter.num_bytes for parameter in parameters if parameter.trainable),
-        optimizer_state_bytes=predict_state(entry, parameters, hyper).state_bytes,
+        shard=candidate.shard,
+        weights_bytes=held.weights_bytes,
+        gradients_bytes=held.gradients_bytes,
+        optimizer_state_bytes=held.optimizer_state_bytes,
         peak_allocated_bytes=plan.peak_allocated_bytes or 0,
         peak_phase=plan.peak_phase or "",
         device_total_bytes=planned.need_bytes,
         spare_bytes=gpu_bytes - planned.need_bytes,
         flags=" ".join(flags),
+        command=" ".join([start, model, *flags, *there]),
     )
 
 
@@ -190,7 +219,8 @@ def _ways_out(closest: Planned, question: _Question, given: Room, space: Space) 
     if untouched and is_installed("peft"):
         adapters = {"lora_r": ADAPTER_RANK, "lora_targets": (ALL_LINEAR,)}
         adapted = question.spec.model_copy(update={"model": model.model_copy(update=adapters)})
-        yield _way(f"--lora-r {ADAPTER_RANK} --lora-targets {ALL_LINEAR}", _question(adapted, given), candidate)
+        adapted_question = _question(adapted, given, question.gpus)
+        yield _way(f"--lora-r {ADAPTER_RANK} --lora-targets {ALL_LINEAR}", adapted_question, candidate)
 
 
 def _way(flags: str, question: _Question, candidate: Candidate) -> Way:

@@ -15,6 +15,11 @@ from effcli.spec import RunSpec, Task, build_spec
 from effcli.units import format_bytes, format_count
 
 
+def launcher(gpus: int) -> str:
+    """Return how effcli is started on so many cards of a machine."""
+    return "effcli" if gpus == 1 else f"torchrun --nproc-per-node {gpus} -m effcli"
+
+
 def check_out(path: Path, task: str, *, overwrite: bool) -> None:
     """Raise unless a recipe can be written there and be trained.
 
@@ -48,6 +53,7 @@ def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
                 "batch_size": candidate.batch_size,
                 "accum": candidate.accum,
                 "gradient_checkpointing": candidate.recompute,
+                "shard": candidate.shard,
                 "max_grad_norm": spec.loop.max_grad_norm,
             },
         }
@@ -62,12 +68,16 @@ def _header(record: SearchRecord, chosen: Configuration, out: str) -> str:
         "optimizer state": chosen.optimizer_state_bytes,
     }
     amounts["total"] = sum(amounts.values())
-    rows = f"{chosen.batch.micro} x {chosen.batch.accum} rows per update"
+    batch, gpus = chosen.batch, record.gpus
+    rows = f"{batch.micro} x {batch.accum} rows per update"
+    where = record.gpu.asked if gpus == 1 else f"{gpus} of {record.gpu.asked}, {chosen.shard}"
+    each = "" if gpus == 1 else " on each"
+    launched = f"{launcher(gpus)} train --recipe {shlex.quote(out)}"
     return "\n".join(
         [
-            f"Purpose: {record.model.name} with {chosen.optimizer} on {record.gpu.asked}, {rows}",
-            f"Command: effcli train --recipe {shlex.quote(out)}",
-            "Memory it expects, before activations:",
+            f"Purpose: {record.model.name} with {chosen.optimizer} on {where}, {rows}{each}",
+            f"Command: {launched}",
+            f"Memory it expects{each}, before activations:",
             *(f"  {name:<16} {format_count(num_bytes):>16} B" for name, num_bytes in amounts.items()),
             f"Planned peak: {format_bytes(chosen.peak_allocated_bytes)} of tensors in the {chosen.peak_phase} phase, "
             f"{format_bytes(chosen.device_total_bytes)} of the device.",

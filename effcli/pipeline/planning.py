@@ -24,6 +24,8 @@ NUM_MODULES = 10
 
 FIRST, LATER = 0, 1
 
+NCCL = "What NCCL takes of each card for itself, beside torch's allocator, is not counted: leave some room."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -80,7 +82,11 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
         parts=_parts(played.kinds, basis),
         modules=_parts(played.modules, basis)[:NUM_MODULES],
         timeline=timeline(played),
-        notes=(*_unreached(predictor.without_gradient(settings), settings), *steps.notes),
+        notes=(
+            *_unreached(predictor.without_gradient(settings), settings),
+            *steps.notes,
+            *([NCCL] if has_many and predictor.device == "cuda" else []),
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""A search for settings that fit: optimizer, micro-batch, accumulation, precision and recomputation. No torch.
+"""A search for settings that fit: optimizer, micro-batch, accumulation, precision, recomputation, and how several
+processes share the model. No torch.
 
 Pure: what a configuration takes is asked of `predict`. Memory grows with the micro-batch, and recomputation does not
 add to it; both spare predictions.
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from effcli.memory.plan import MemoryPlan
+from effcli.spec import Shard
 
 ASSUMED = (
     "what recomputes nothing before what does",
@@ -18,18 +21,24 @@ ASSUMED = (
     "optimizers in the order given, those with 8-bit state last",
 )
 """What is assumed about speed, the weightiest first; nothing of it is measured."""
+EXCHANGE = "replicas before shards, which exchange parameters as well as gradients"
+"""What is assumed of several processes before all that."""
 _SLOWEST_PRECISION = "fp32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One configuration; `optimizer` is the place of the optimizer among those that are tried."""
+    """One configuration; `optimizer` is the place of the optimizer among those that are tried.
+
+    Batch size and accumulation are those of each process.
+    """
 
     optimizer: int
     precision: str
     batch_size: int
     accum: int
     recompute: bool
+    shard: Shard = "ddp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +57,30 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What is tried. `eight_bit` has an entry per optimizer, `recompute` says whether with, without, or both."""
+    """What is tried. `eight_bit` has an entry per optimizer, `recompute` says whether with, without, or both.
+
+    `world_size` divides the effective batch. `runs` says whether an optimizer, by its place, runs in a precision and
+    with a way of sharing.
+    """
 
     eight_bit: Sequence[bool]
     precisions: Sequence[str]
     effective_batch: int
     recompute: Sequence[bool] = (False, True)
+    world_size: int = 1
+    shards: Sequence[Shard] = ("ddp",)
+    runs: Callable[[int, str, Shard], bool] = lambda optimizer, precision, shard: True
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Return what is assumed about speed, the weightiest first."""
+        return ASSUMED if self.world_size == 1 else (EXCHANGE, *ASSUMED)
+
+    @property
+    def kinds(self) -> tuple[tuple[int, str, Shard], ...]:
+        """Return what runs of each optimizer, precision and way of sharing."""
+        each = product(range(len(self.eight_bit)), self.precisions, self.shards)
+        return tuple(kind for kind in each if self.runs(*kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +96,11 @@ Predict = Callable[[Candidate], MemoryPlan]
 
 
 def search(space: Space, predict: Predict, allowed_bytes: int) -> Found:
-    """Return, for each optimizer, precision and way of keeping activations, the largest micro-batch that fits.
+    """Return, for each kind of `space` and way of keeping activations, the largest micro-batch that fits.
 
     A smaller micro-batch would fit as well and is slower by assumption, so it is left out; so is recomputation where
-    it allows no larger micro-batch. The micro-batch and the accumulation multiply to the effective batch.
+    it allows no larger micro-batch. The micro-batch, the accumulation and the number of processes multiply to the
+    effective batch. Something runs in the space.
     """
     tried: dict[Candidate, Planned] = {}
 
@@ -93,25 +121,26 @@ def search(space: Space, predict: Predict, allowed_bytes: int) -> Found:
 
 
 def _largest_of_each(space: Space, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
-    sizes = [size for size in range(1, space.effective_batch + 1) if space.effective_batch % size == 0]
-    for optimizer in range(len(space.eight_bit)):
-        for precision in space.precisions:
-            reached = 0
-            for recompute in sorted(space.recompute):
-                candidates = [
-                    Candidate(
-                        optimizer=optimizer,
-                        precision=precision,
-                        batch_size=size,
-                        accum=space.effective_batch // size,
-                        recompute=recompute,
-                    )
-                    for size in sizes
-                    if size > reached
-                ]
-                if candidates and (largest := _last(candidates, fits)) is not None:
-                    reached = largest.batch_size
-                    yield largest
+    rows = space.effective_batch // space.world_size
+    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+    for optimizer, precision, shard in space.kinds:
+        reached = 0
+        for recompute in sorted(space.recompute):
+            candidates = [
+                Candidate(
+                    optimizer=optimizer,
+                    precision=precision,
+                    batch_size=size,
+                    accum=rows // size,
+                    recompute=recompute,
+                    shard=shard,
+                )
+                for size in sizes
+                if size > reached
+            ]
+            if candidates and (largest := _last(candidates, fits)) is not None:
+                reached = largest.batch_size
+                yield largest
 
 
 def _last(candidates: Sequence[Candidate], fits: Callable[[Candidate], bool]) -> Candidate | None:
@@ -130,9 +159,10 @@ def _last(candidates: Sequence[Candidate], fits: Callable[[Candidate], bool]) ->
     return smaller[low] if low >= 0 else None
 
 
-def _rank(space: Space, candidate: Candidate) -> tuple[bool, int, bool, bool, int]:
+def _rank(space: Space, candidate: Candidate) -> tuple[bool, bool, int, bool, bool, int]:
     """Return the place of a configuration by the assumptions above."""
     return (
+        candidate.shard != "ddp",
         candidate.recompute,
         -candidate.batch_size,
         candidate.precision == _SLOWEST_PRECISION,

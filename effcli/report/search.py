@@ -38,7 +38,8 @@ def _facts(record: SearchRecord) -> Iterable[tuple[str, str]]:
     yield "parameters", parameter_counts(model)
     rows = count(record.effective_batch, "row")
     yield "update", ", ".join([rows, *tokens_of_rows(record.max_length, record.max_target_length)])
-    yield "gpu", f"{format_bytes(gpu.usable_bytes)}{f', {gpu.name}' if gpu.name else ''}"
+    cards = f"{record.gpus} x " if record.gpus > 1 else ""
+    yield "gpu", f"{cards}{format_bytes(gpu.usable_bytes)}{f', {gpu.name}' if gpu.name else ''}"
     yield "allowed", f"{format_bytes(record.allowed_bytes)}: {record.margin_percent:g} % stays free"
     tried = "; ".join(", ".join(names) for names in record.tried.values())
     yield "tried", f"{tried}; with and without recomputation; {count(record.num_predictions, 'prediction')}"
@@ -49,8 +50,11 @@ def _configurations(record: SearchRecord) -> Table:
     table = ruled_table("What fits, the fastest first (assumed)", "#")
     for heading in ("optimizer", "precision"):
         table.add_column(heading, overflow="fold")
+    has_many = record.gpus > 1
+    if has_many:
+        table.add_column("shard", no_wrap=True)
     table.add_column("batch", justify="right", no_wrap=True)
-    table.add_column("recompute")
+    table.add_column("recomp." if has_many else "recompute")  # so that the table keeps to 80 columns
     for heading in ("peak", "device", "spare"):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, found in enumerate(record.configurations, start=1):
@@ -58,6 +62,7 @@ def _configurations(record: SearchRecord) -> Table:
             str(number),
             plain(found.optimizer),
             found.precision,
+            *([found.shard] if has_many else []),
             f"{format_count(found.batch.micro)} x {format_count(found.batch.accum)}",
             "yes" if found.gradient_checkpointing else "no",
             format_bytes(found.peak_allocated_bytes),
@@ -70,16 +75,21 @@ def _configurations(record: SearchRecord) -> Table:
 
 def _explanations(record: SearchRecord) -> Iterable[tuple[str, str]]:
     if record.configurations:
-        yield "batch", "rows per micro-batch x micro-batches per update; smaller micro-batches fit as well"
+        each = f", on each of {record.gpus} cards" if record.gpus > 1 else ""
+        yield "batch", f"rows per micro-batch x micro-batches per update{each}; smaller micro-batches fit as well"
+        if record.gpus > 1:
+            yield (
+                "shard",
+                "ddp: each card holds the whole model; fsdp, zero: a share of it; amounts of the fullest card",
+            )
         context = record.context_source or record.context_basis
         yield "device", f"what must be free: tensors at the peak, the allocator's reserve (traced), CUDA ({context})"
         yield "assumed", f"about speed: {'; '.join(record.assumed)}"
-        flags = record.configurations[(record.chosen or 1) - 1].flags
-        learnt = record.model.task in get_args(Task)
-        yield "to type", f"effcli {'train' if learnt else 'estimate'} {plain(record.model.name)} {flags}"
-        if not learnt:
+        yield "to type", plain(record.configurations[(record.chosen or 1) - 1].command)
+        if record.model.task not in get_args(Task):
             yield "train", f"effcli train does not learn {record.model.task}; the settings are for a loop of your own"
     if record.recipe is not None:
-        yield "recipe", f"row {record.chosen}: effcli train --recipe {record.recipe} --data YOUR_DATA"
+        start = "effcli" if record.gpus == 1 else f"torchrun --nproc-per-node {record.gpus} -m effcli"
+        yield "recipe", f"row {record.chosen}: {start} train --recipe {record.recipe} --data YOUR_DATA"
     elif record.configurations:
         yield "or", "--out recipe.yaml writes row 1 as a recipe, --choose 2 the second"
