@@ -236,6 +236,16 @@ def test_an_optimizer_that_does_not_run_on_shares_is_refused_by_name_and_left_ou
     assert (both.code, "adafactor" in both.error) == (2, True)
 
 
+def test_what_can_be_estimated_and_not_trained_is_said(distilbert: Path) -> None:
+    def about(*arguments: object) -> list[str]:
+        record = estimate(distilbert, "--world-size", 2, "--optim", "adamw", *arguments)
+        return [note for note in record["notes"] if note.startswith("--shard")]
+
+    assert about("--shard", "fsdp") == []
+    assert "does not drive DeepSpeed" in about("--shard", "zero3")[0]
+    assert "--precision fp16" in about("--shard", "fsdp", "--precision", "fp16")[0]
+
+
 def test_names_mean_nothing_to_an_optimizer_of_flat_tensors(distilbert: Path) -> None:
     sharded = ("--world-size", 2, "--shard", "zero1", "--optim", "adamw")
     refused = effcli("estimate", distilbert, *sharded, "--override", "embed:lr=0.1")

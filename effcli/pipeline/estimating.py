@@ -30,7 +30,15 @@ from effcli.optim.overrides import override_notes
 from effcli.optim.patterns import check_patterns, matches
 from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.pipeline.peak_settings import peak_facts, precision_notes, room, with_defaults
-from effcli.pipeline.ranks import check_layers, check_on_shares, check_processes, distribution, mode_amounts, spread
+from effcli.pipeline.ranks import (
+    check_layers,
+    check_on_shares,
+    check_processes,
+    distribution,
+    mode_amounts,
+    mode_notes,
+    spread,
+)
 from effcli.shapes import ModelShapes
 from effcli.units import ParamInfo
 
@@ -83,7 +91,7 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         check_layers(sharding)
     counts = {parameter.name: parameter.num_elements for parameter in described.parameters}
     each = (described.entries, described.settled, states)
-    notes = (*notes, *described.notes)
+    notes = (*notes, *described.notes, *mode_notes(sharding, spec.loop.precision))
     plans: Sequence[MemoryPlan | None] = [None] * len(states)
     if spec.asks_for_peak:
         from effcli.pipeline import peaks  # torch

@@ -40,6 +40,17 @@ def check_processes(sharding: Sharding) -> None:
         )
 
 
+def mode_notes(sharding: Sharding, precision: Precision) -> tuple[str, ...]:
+    """Return what can be estimated of a mode and not trained, as `effcli.pipeline.launching` refuses it."""
+    if sharding.world_size == 1:
+        return ()
+    if sharding.shard.startswith("zero"):
+        return (f"--shard {sharding.shard} is estimated alone: effcli train does not drive DeepSpeed.",)
+    if sharding.shard == "fsdp" and precision == "fp16":
+        return ("--shard fsdp is not trained with --precision fp16, whose gradient scaler is for whole gradients.",)
+    return ()
+
+
 def check_layers(sharding: Sharding) -> None:
     """Raise unless what a rank holds can be told by layer.
 
