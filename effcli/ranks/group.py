@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from effcli.errors import DeviceError, EffcliError
+from effcli.ranks.connections import hang_up, open_sockets
 from effcli.ranks.launch import Launch, timeout_s
 from effcli.ranks.loss import lost_peer
 from effcli.ranks.meeting import agree
@@ -48,6 +49,7 @@ def joined(launch: Launch, device: torch.device, store: Store | None) -> Iterato
     if not dist.is_backend_available(backend):
         raise DeviceError(f"this build of torch has no {backend}, which several processes on {device.type} need")
     agree(store, launch, "device", {"kind of device": device.type})
+    before = open_sockets()
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -56,18 +58,20 @@ def joined(launch: Launch, device: torch.device, store: Store | None) -> Iterato
         timeout=timedelta(seconds=timeout_s()),
         device_id=device if device.type == "cuda" else None,
     )
-    _device = device
+    _device, connections = device, open_sockets() - before
     try:
         yield
     except BaseException as error:
         told = lost_peer(error, "the run has stopped") if is_lost_peer(error) else error
         fail(told)
+        if backend == "gloo":
+            hang_up(connections)
         if told is error:
             raise
         raise told from error
     finally:
         _device = None
-        dist.destroy_process_group()  # first: what waits for this process in an exchange ends with an error
+        dist.destroy_process_group()
 
 
 def backend_of(device: str) -> str:

@@ -122,12 +122,15 @@ def is_main() -> bool:
 def may_tell(text: str, exit_code: int) -> bool:
     """Return whether this process is the one to tell of an error that ends it; at most one of a run is."""
     launch = _launch()
-    if launch.is_main:
+    if not launch.has_many:
         return True
-    if _store is None and not _left_word(launch, text, exit_code):
+    if _store is None and (launch.is_main or not _left_word(launch, text, exit_code)):
         return True
-    if _main_tells:
-        return False
+    return not _main_tells and _claims(launch)
+
+
+def _claims(launch: Launch) -> bool:
+    """Return whether no other process has said that it tells; says so for this one."""
     mine = str(launch.rank)
     try:
         assert _store is not None
@@ -168,7 +171,7 @@ def end(launch: Launch) -> None:
         return
     try:
         if launch.is_main:
-            _store.set(_ENDED, "told" if _ends_badly else "fine")
+            _store.set(_ENDED, "told" if _ends_badly and _claims(launch) else "fine")
             return
         end_s = time.monotonic() + LAST_WORDS_S
         is_over = False

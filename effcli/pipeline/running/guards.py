@@ -70,7 +70,8 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
         with explained_loss(session):
             yield
     except Exception as error:  # whatever their code raises
-        traceback.clear_frames(error.__traceback__)  # ends data workers, which would wait for their loader's end
+        for link in chain(error):  # ends data workers, which would wait for their loader's end
+            traceback.clear_frames(link.__traceback__)
         where = f"update {session.update + 1} failed"
         if _WORKER in str(error):
             raise TrainingFailedError(f"{where} in a {_worker_failure(error)}") from error
@@ -83,7 +84,7 @@ def explained_failure(session: TrainingSession) -> Iterator[None]:
 
 @contextmanager
 def explained_loss(session: TrainingSession) -> Iterator[None]:
-    """Turn what an exchange raises where another process has ended into one line, with that one's reason if it left one.
+    """Turn what an exchange raises where another process has ended into one line, with the reason that it left.
 
     Raises:
         EffcliError: another process of the run has ended, or stands still.
