@@ -121,7 +121,7 @@ def test_the_plan_of_a_run_takes_the_context_of_its_device(
     distilbert: Path, learnt_from: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     learnt_from(line(context_mib=700, torch=INSTALLED), line(context_mib=900, card="NVIDIA H200", torch=INSTALLED))
-    monkeypatch.setattr("effcli.pipeline.prepare.resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("effcli.pipeline.settling.resolve_device", lambda name, launch: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_mib * MIB, whole_mib * MIB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA GeForce RTX 4090")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))

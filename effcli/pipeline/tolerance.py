@@ -12,6 +12,11 @@ from effcli.measure.record import RunRecord
 from effcli.units import format_bytes, format_count, listed
 
 _PEAK = "peak allocated"
+_OF_OTHERS = {
+    "optimizer state of other ranks": "optimizer_state_bytes",
+    "weights of other ranks": "weights_bytes",
+    "gradients of other ranks": "gradients_bytes",
+}
 _ON_A_CPU = f"{_PEAK} (on a CPU --profile-memory measures it)"
 
 
@@ -42,7 +47,7 @@ def check_prediction(record: RunRecord, tolerance: float) -> str:
 
     Weights, gradients, optimizer state and the peak of an update are compared, on CUDA what is reserved as well; an
     amount that was not predicted or not measured is not. Of several processes the amounts are those of the first, and
-    the state of every other is compared too.
+    state, weights and gradients of every other are compared too.
 
     Raises:
         PredictionError: one is off by more; one line with the worst.
@@ -103,9 +108,9 @@ def _amounts(run: RunRecord) -> Iterator[_Twins]:
         (measured.weights_bytes, measured.gradients_bytes, measured.optimizer_state_bytes) if measured else (None,) * 3
     )
     yield _Twins(label="optimizer state", predicted_bytes=run.optimizer.state_bytes, measured_bytes=state)
-    yield from _other_ranks(run)
     yield _Twins(label="weights", predicted_bytes=run.model.weights_bytes, measured_bytes=weights)
     yield _Twins(label="gradients", predicted_bytes=run.model.gradients_bytes, measured_bytes=gradients)
+    yield from _other_ranks(run)
     yield _Twins(label=_PEAK, predicted_bytes=run.comparable_planned_peak_bytes, measured_bytes=peak_bytes)
     if measured is not None and measured.allocator is not None:
         yield _Twins(
@@ -116,19 +121,18 @@ def _amounts(run: RunRecord) -> Iterator[_Twins]:
 
 
 def _other_ranks(run: RunRecord) -> Iterator[_Twins]:
-    """Yield the state of the rank beyond the first that is furthest off; nothing unless all of them are known."""
+    """Yield for state, weights and gradients those of the rank beyond the first that are furthest off.
+
+    Nothing can be compared where a rank did not tell what it held, as in a run that failed.
+    """
     predicted, measured = run.optimizer.per_rank[1:], run.measured.per_rank[1:] if run.measured else ()
-    if not predicted or len(predicted) != len(measured):
-        return
-    found = [
-        _Twins(
-            label="optimizer state of other ranks",
-            predicted_bytes=mine.optimizer_state_bytes,
-            measured_bytes=taken.optimizer_state_bytes,
-        )
-        for mine, taken in zip(predicted, measured, strict=True)
-    ]
-    yield max(found, key=lambda twins: twins.off or 0)
+    for label, name in _OF_OTHERS.items():
+        amounts: list[tuple[int, int | None]] = [(getattr(rank, name), None) for rank in predicted]
+        if len(predicted) == len(measured):
+            amounts = [(getattr(one, name), getattr(two, name)) for one, two in zip(predicted, measured, strict=True)]
+        found = [_Twins(label=label, predicted_bytes=one, measured_bytes=two) for one, two in amounts]
+        if found:
+            yield max(found, key=lambda twins: math.inf if twins.off is None else twins.off)
 
 
 def _difference(twins: _Twins, off: float, tolerance: float) -> str:
