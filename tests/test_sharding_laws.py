@@ -50,7 +50,9 @@ FAILING_VARIANTS: list[Case] = [
 ]
 NATIVE = [case for case in ALL if find(case[0]).package is None and fault(case) is None] + VARIANTS
 RUNNING = [case for case in ALL if fault(case) is None] + VARIANTS
-FAILING = [case for case in ALL if fault(case) is not None and case[0] != "galore-adamw"] + FAILING_VARIANTS
+OTHERWISE = ("galore-adamw", "muon")
+"""Those that may run on shards, but not as they should."""
+FAILING = [case for case in ALL if fault(case) is not None and case[0] not in OTHERWISE] + FAILING_VARIANTS
 
 
 def shares_of(world_size: int) -> tuple[Share, ...]:
@@ -74,11 +76,14 @@ def check_against_torch(cases: list[Case], world_size: int) -> list[Any]:
 
 
 def check_weights(cases: list[Case], ranks: list[Any]) -> None:
-    """Check that training on shards gave the weights of one process."""
+    """Check that training on shards gave the weights of one process, but for torchao's, whose blocks are others.
+
+    A third of the sum of three equal gradients is not always one of them.
+    """
     for index, (name, _) in enumerate(cases):
         found = ranks[0]["cases"][index]
-        # Newton-Schulz sums in bf16, where parts that are added later show: 2 % of an update. All else is exact.
-        assert found["far"] <= (0.05 * found["lr"] * UPDATES if name == "muon" else 0.0), (name, found)
+        allowed = 0.0 if len(ranks) == 2 else 0.01 * found["lr"] * UPDATES
+        assert found["far"] <= allowed or find(name).package == "torchao", (name, found)
 
 
 def test_weights_gradients_and_state_of_each_rank_are_those_of_torch_to_the_byte() -> None:
@@ -91,11 +96,7 @@ def test_weights_gradients_and_state_of_each_rank_are_those_of_torch_to_the_byte
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_optimizer_that_may_run_on_shards_has_the_state_of_its_shards(world_size: int) -> None:
-    ranks = check_against_torch(RUNNING, world_size)
-    if world_size == 2:  # a third of a sum of three equal gradients is not always one of them
-        exact = [index for index, (name, _) in enumerate(RUNNING) if find(name).package != "torchao"]
-        picked = [{"cases": [rank["cases"][index] for index in exact]} for rank in ranks]
-        check_weights([RUNNING[index] for index in exact], picked)
+    check_weights(RUNNING, check_against_torch(RUNNING, world_size))
 
 
 @pytest.mark.slow
@@ -116,7 +117,17 @@ def test_galore_keeps_more_than_the_state_of_its_shards() -> None:
         assert held > predict_state(entry, share.parameters, hyper).state_bytes
 
 
-@pytest.mark.parametrize("case", FAILING, ids=lambda case: "-".join([case[0], *map(str, case[1].values())]))
+@pytest.mark.slow
+def test_muon_makes_other_updates_on_shards() -> None:
+    found = called_in(2, "tests.sharded:walk", [("muon", {})])[0]["cases"][0]
+    assert found["far"] > 0.01 * found["lr"] * UPDATES  # what rounding in another order may make of adaptive optimizers
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*FAILING, *((name, {}) for name in OTHERWISE)],
+    ids=lambda case: "-".join([case[0], *map(str, case[1].values())]),
+)
 def test_what_does_not_run_on_shards_is_refused_with_the_reason(case: Case) -> None:
     entry = find(case[0])
     hyper = resolve_hyper(entry, OptimSpec(name=case[0], args=case[1]))
