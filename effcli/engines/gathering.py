@@ -5,7 +5,7 @@ What is saved is whole, so that it does not say how the run was spread, and any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,14 @@ from safetensors.torch import load_model, save_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from effcli.ranks.group import is_main
+from effcli.errors import TrainingFailedError
+from effcli.ranks.group import gathered, is_main, largest
 
 STEP = "step"
 """Key of a count in the state of a parameter, which every process holds: a tensor of one element is no share then."""
+
+SHARES = "shares of ranks"
+"""Key of state in few bits that was cut: its value are the shares, in the order of the ranks."""
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -90,10 +94,39 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state dict of an optimizer with whole tensors.
 
     Collective where it steps sharded parameters: tensor by tensor goes to the host memory of rank 0. What is no share
-    is that of this process; every one holds the same.
+    is that of this process; every one holds the same. State in few bits, whose blocks end with each share, cannot be
+    put together, and is kept as a list of the shares under `SHARES`.
+
+    Raises:
+        TrainingFailedError: state is sharded that has not the shape of its parameter.
     """
     state: dict[str, Any] = optimizer.state_dict()
-    return _changed(state, _on_main) if _steps_shares(optimizer) else state
+    parameters = _parameters(optimizer)
+    if not any(isinstance(parameter, DTensor) for parameter in parameters):
+        return state
+    tensors = [value for entries in optimizer.state.values() for value in entries.values()]
+    (packed,) = largest([any(isinstance(value, DTensor) and _is_packed(value.to_local()) for value in tensors)])
+    entries_of = {
+        index: {key: _whole_entry(value, parameters[index], packed=bool(packed)) for key, value in entries.items()}
+        for index, entries in state["state"].items()
+    }
+    return {**state, "state": entries_of}
+
+
+def _whole_entry(value: Any, parameter: torch.Tensor, *, packed: bool) -> Any:
+    if not isinstance(value, DTensor):
+        return _on_main(value)
+    if value.shape != parameter.shape:
+        raise TrainingFailedError(
+            "the optimizer shards state of another shape than its parameter, from which no run could go on; use "
+            "--shard none"
+        )
+    if not packed:
+        return _on_main(value)
+    shares = gathered(value.detach().to_local().to("cpu", copy=True))
+    if not is_main():
+        return None
+    return {SHARES: shares} if any(map(_is_packed, shares)) else torch.cat(shares)
 
 
 def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -101,23 +134,43 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
 
     torch gives state the dtype of its parameter, by which the fp32 factors of transformers' Adafactor over bf16
     weights would lose bits (torch 2.13).
+
+    Raises:
+        RuntimeError: shares in few bits of as many processes as there were cannot be made into others.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    shares = {
-        index: {key: _share(value, parameters[index]) if key != STEP else value for key, value in entries.items()}
-        for index, entries in saved["state"].items()
+    parameters, states = _parameters(optimizer), saved["state"]
+    uncut = {
+        index: {key: value for key, value in entries.items() if not _is_cut(key, value, parameters[index])}
+        for index, entries in states.items()
     }
-    optimizer.load_state_dict({**saved, "state": shares})
-    for index, entries in shares.items():
-        state = optimizer.state[parameters[index]]
+    optimizer.load_state_dict({**saved, "state": uncut})
+    for index, entries in states.items():
+        parameter = parameters[index]
+        loaded = optimizer.state[parameter]
         for key, value in entries.items():
-            loaded = state.get(key)
-            if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor) and loaded.dtype != value.dtype:
-                state[key] = value.to(loaded.device)
+            if key not in uncut[index]:
+                loaded[key] = _share(value, parameter, optimizer)
+                continue
+            now = loaded.pop(key)  # put back, so that the keys come in the order in which they were saved
+            is_cast = isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype
+            loaded[key] = value.to(now.device) if is_cast else now
 
 
-def _steps_shares(optimizer: torch.optim.Optimizer) -> bool:
-    return any(isinstance(parameter, DTensor) for group in optimizer.param_groups for parameter in group["params"])
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_packed(value: Any) -> bool:
+    """Return whether a tensor is one of torchao's, of codes and their scales."""
+    return isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter, DTensor)
+
+
+def _is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Return whether a saved value is to be cut into shares, or was."""
+    if isinstance(value, dict) and SHARES in value:
+        return True
+    is_tensor = isinstance(parameter, DTensor) and isinstance(value, torch.Tensor)
+    return is_tensor and key != STEP and value.shape == parameter.shape
 
 
 def _on_main(value: Any) -> Any:
@@ -130,12 +183,45 @@ def _on_main(value: Any) -> Any:
     return value.to("cpu", copy=True) if is_main() else None  # a view into what was gathered with its padding
 
 
-def _share(value: Any, parameter: torch.Tensor) -> Any:
-    """Return this process's share of a tensor that has an element for each one of a sharded parameter."""
-    if not (isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == parameter.shape):
-        return value
+@torch.no_grad()
+def _share(value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Return this process's state of a parameter, made of the whole or of all shares."""
+    shares = value[SHARES] if isinstance(value, dict) else [value]
+    sharded = isinstance(parameter, DTensor)
+    if isinstance(value, dict) and sharded and len(shares) == parameter.device_mesh.size():
+        return _placed(shares[parameter.device_mesh.get_local_rank()], parameter)
+    held = _rows(parameter) if isinstance(parameter, DTensor) else slice(None)
+    if not any(map(_is_packed, shares)):
+        return _placed(torch.cat(shares)[held].clone(), parameter)
+    if not hasattr(optimizer, "_new_buffer"):
+        raise RuntimeError(f"its state in few bits is that of {len(shares)} processes, and cannot be cut otherwise")
+    signed = getattr(next(filter(_is_packed, shares)), "signed", True)  # fp8 has its sign in every code
+    state: torch.Tensor = optimizer._new_buffer(parameter, signed)  # of torchao, which knows where it packs
+    mine = state.to_local() if isinstance(state, DTensor) else state
+    if not _copy_codes(shares, mine, parameter[0].numel() * (held.start or 0)):
+        whole = torch.cat([share.dequantize() if _is_packed(share) else share for share in shares])
+        mine.copy_(whole[held].to(mine.device))  # packed anew, in other blocks
+    return state
+
+
+def _copy_codes(shares: list[Any], mine: Any, first: int) -> bool:
+    """Copy codes and scales from element `first` on; return whether that is possible, since all blocks are the same."""
+    if not all(map(_is_packed, [*shares, mine])) or first % mine.block_size:
+        return False
+    for values, each in (("codes", mine.numel() // mine.codes.numel()), ("scale", mine.block_size)):
+        whole = torch.cat([getattr(share, values).flatten() for share in shares])
+        target = getattr(mine, values)
+        target.copy_(whole[first // each : (first + mine.numel()) // each].view_as(target))
+    return True
+
+
+def _placed(mine: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return this process's share as one of a tensor like the parameter, on its device."""
+    mine = mine.to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return mine
     return DTensor.from_local(
-        value[_rows(parameter)].clone().to(parameter.device),
+        mine,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
@@ -150,15 +236,6 @@ def _rows(value: DTensor) -> slice:
     each = -(-value.shape[0] // value.device_mesh.size())
     first = min(each * value.device_mesh.get_local_rank(), value.shape[0])
     return slice(first, first + value.to_local().shape[0])
-
-
-def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested dictionaries and sequences with every leaf changed, in their order, the same in all processes."""
-    if isinstance(value, Mapping):
-        return {key: _changed(inner, change) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_changed(inner, change) for inner in value)
-    return change(value)
 
 
 def fingerprints(model: torch.nn.Module) -> Iterator[tuple[str, int]]:

@@ -17,6 +17,8 @@ from effcli.errors import UsageError
 from effcli.flags import field_label
 from effcli.measure.record import ProfiledUpdate
 from effcli.pipeline.resolve import changed_fields
+from effcli.ranks.agreeing import on_all
+from effcli.ranks.group import gathered
 from effcli.run_folder import is_complete
 
 if TYPE_CHECKING:
@@ -46,13 +48,31 @@ class Start:
 
 
 def find_start(prepared: Prepared, folder: RunFolder) -> Start:
-    """Return the newest intact checkpoint of a run folder; without one, the start of the run.
+    """Return the newest intact checkpoint of a run folder; without one, the start of the run. Collective.
 
     Raises:
-        UsageError: the specification or the data changed in what is learnt, or the run is already complete or past the
-            last update.
+        UsageError: the specification or the data changed in what is learnt, the run is already complete or past the
+            last update, or the processes do not see the same folder.
         TrainingFailedError: all checkpoints are damaged, or the intact one is of another version of effcli.
     """
+    with on_all():
+        start = _find_start(prepared, folder)
+    _refuse_other_folders(start, folder)
+    return start
+
+
+def _refuse_other_folders(start: Start, folder: RunFolder) -> None:
+    """Raise unless all processes found the same checkpoint."""
+    of_all = gathered(start.checkpoint and start.checkpoint.name)
+    for number, name in enumerate(of_all):
+        if name != of_all[0]:
+            raise UsageError(
+                f"--resume: rank 0 finds {of_all[0] or 'no checkpoint'} in '{folder.checkpoints}', and rank {number} "
+                f"{name or 'none'}; put --out where all processes see the same files"
+            )
+
+
+def _find_start(prepared: Prepared, folder: RunFolder) -> Start:
     found = CheckpointStore(folder.checkpoints, keep=prepared.spec.output.keep).newest_intact()
     if found is None:
         return Start(notes=("No checkpoint yet: starting from the first update.",))
@@ -90,6 +110,7 @@ def saved_state(
         origin=prepared.origin,
         first_window=first_window,
         total_updates=prepared.total_updates,
+        world_size=prepared.launch.world_size,
         history=tuple(session.history),
         evaluations=tuple(session.evaluations),
         profiled=None if profiled is None else profiled.model_dump(mode="json"),
@@ -139,7 +160,11 @@ def _windows(saved: CheckpointProgress) -> WindowSchedule:
     """Return the windows of the run that wrote a checkpoint."""
     loop = saved.spec["loop"]
     return WindowSchedule(
-        num_rows=saved.train_rows, batch_size=loop["batch_size"], accum=loop["accum"], origin=saved.origin
+        num_rows=saved.train_rows,
+        batch_size=loop["batch_size"],
+        accum=loop["accum"],
+        world_size=saved.world_size,
+        origin=saved.origin,
     )
 
 
@@ -148,8 +173,11 @@ def _changes(saved: CheckpointProgress, resumed: Prepared) -> Iterator[str]:
     total, loop = resumed.total_updates, resumed.spec.loop
     yield f"Resumed after update {saved.update} of {total}."
     before, now = _windows(saved), resumed.window_schedule
-    if (before.batch_size, before.accum) != (now.batch_size, now.accum):
+    if _sizes(before) != _sizes(now):
         yield _window_note(before, now, before.position(saved.update))
+    shard = saved.spec["loop"].get("shard", loop.shard)
+    if shard != loop.shard and saved.world_size > 1 and now.world_size > 1:
+        yield f"--shard {shard} becomes {loop.shard}: results agree, but not in every bit."
     if saved.spec["loop"]["gradient_checkpointing"] != loop.gradient_checkpointing:
         yield "--gradient-checkpointing changed: results agree, but not in every bit."
     if saved.total_updates != total:
@@ -163,9 +191,20 @@ def _config_fingerprint(prepared: Prepared) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def _sizes(windows: WindowSchedule) -> tuple[int, int, int]:
+    return windows.batch_size, windows.accum, windows.world_size
+
+
 def _window_note(before: WindowSchedule, now: WindowSchedule, position: Position) -> str:
-    """Return what other batches change."""
-    change = f"Batch {before.batch_size} x {before.accum} becomes {now.batch_size} x {now.accum}"
+    """Return what other batches, or another number of processes, change."""
+    changes = []
+    if before.world_size != now.world_size:
+        processes = "1 process becomes" if before.world_size == 1 else f"{before.world_size} processes become"
+        changes.append(f"{processes} {now.world_size}")
+    if (before.batch_size, before.accum) != (now.batch_size, now.accum):
+        sizes = f"{before.batch_size} x {before.accum} becomes {now.batch_size} x {now.accum}"
+        changes.append(f"{'batch' if changes else 'Batch'} {sizes}")
+    change = ", ".join(changes)
     if before.window == now.window:
         return f"{change}: the same {now.window:,} rows per update."
     left = now.num_rows - position.rows
