@@ -20,6 +20,7 @@ from effcli.history.context import ASSUMED, context_for
 from effcli.history.file import VARIABLE
 from effcli.history.remember import remember
 from effcli.measure.optimizer_size import inspect_optimizer, state_notes
+from effcli.measure.peak import StepProbe
 from effcli.measure.rank_record import DistributionFacts, RankAmounts, RankMeasured
 from effcli.measure.throughput import ThroughputMeter
 from effcli.optim import registry
@@ -240,6 +241,16 @@ def test_a_stretch_counts_as_many_batches_as_it_is_told_to() -> None:
     speed = meter.result(4)
     assert speed is not None
     assert (speed.samples_per_second, speed.tokens_per_second) == (14 / 4, 3 * 14 / 4)
+
+
+def test_gradients_that_are_kept_elsewhere_are_not_taken_for_none() -> None:
+    model = tiny_distilbert()
+    elsewhere = torch.nn.Parameter(torch.ones(7))
+    elsewhere.grad = torch.ones(7)
+    optimizer = torch.optim.SGD([elsewhere], lr=0.1)
+    probe = StepProbe(model, optimizer, lambda optimizer: 0.1)
+    optimizer.step()
+    assert (probe.weights_bytes, probe.gradients_bytes, probe.without_gradient) == (557_832, None, ())
 
 
 def test_a_parameter_without_gradient_is_said_to_have_its_place_in_a_bucket() -> None:

@@ -22,6 +22,9 @@ class StepProbe:
 
     Of several processes that is what lies here: shards with their padding (FSDP2), and under DDP the buckets that
     gradients are views of, in which a parameter without gradient has its place too.
+
+    Where no parameter has a gradient, they are kept elsewhere (DeepSpeed's flat partitions): their bytes stay None, and
+    no parameter counts as without one.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class StepProbe:
         if self.weights_bytes is None:
             parameters = list(self._model.parameters())
             self.weights_bytes = storage_bytes(parameters)
-            self.gradients_bytes = storage_bytes(p.grad for p in parameters if p.grad is not None)
-            self._unused = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if gradients:
+                self.gradients_bytes = storage_bytes(gradients)
+                self._unused = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._unused = {name: p for name, p in self._unused.items() if p.grad is None}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
