@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from effcli.cli.report import report
 from effcli.cli.train import train
 from effcli.errors import UsageError
 from effcli.ranks.launch import read_launch
+from effcli.ranks.voice import has_met_others
 from effcli.streams import bear_lost_streams, leave_out_advice
 
 app = typer.Typer(
@@ -74,4 +76,15 @@ def main() -> None:
     bear_lost_streams()
     leave_out_advice()
     interrupt_on_signals()
-    sys.exit(run_guarded(lambda: app(standalone_mode=False), verbose="--verbose" in sys.argv))
+    code = run_guarded(lambda: app(standalone_mode=False), verbose="--verbose" in sys.argv)
+    if has_met_others():
+        _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """End the process at once. A thread that a process group left behind may abort the interpreter's own end, after
+    which a launcher would call a completed run failed (torch 2.13, gloo)."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

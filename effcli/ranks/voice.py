@@ -23,8 +23,10 @@ LAST_WORDS_S = 10.0
 """Seconds that a process which ends waits for rank 0 to write its record: a launcher stops all when one has ended."""
 INTERRUPTED = "interrupted; what was saved before is intact"
 
-_REASON, _TOLD, _ENDED = "effcli/reason", "effcli/told", "effcli/ended"
+_REASON, _TOLD, _ENDED = "reason", "told", "ended"
 """Keys of the store: why the run ends, which process tells of it, and that rank 0 has done its part, and spoken."""
+FIRST_RUN = "effcli/0"
+"""Prefix of the keys of the first run of a launch."""
 _STEP_S = 0.05
 _COMMON_S = 1.0
 """Seconds within which a launcher has stopped the others after one has ended: torchrun looks each 0.1 s (2.13)."""
@@ -119,6 +121,11 @@ def is_main() -> bool:
     return _launch().is_main
 
 
+def has_met_others() -> bool:
+    """Return whether this process has been in a process group with others."""
+    return _store is not None
+
+
 def may_tell(text: str, exit_code: int) -> bool:
     """Return whether this process is the one to tell of an error that ends it; at most one of a run is."""
     launch = _launch()
@@ -145,13 +152,17 @@ def _left_word(launch: Launch, text: str, exit_code: int) -> bool:
 
     As a rule all come to that error: rank 0 tells, and the launcher stops this process while it waits here.
     """
+    global _ends_badly
     time.sleep(_COMMON_S)
     if is_of_launcher():
         try:
-            use_store(find_store(launch, wait_s=LAST_WORDS_S))
+            from torch.distributed import PrefixStore
+
+            use_store(PrefixStore(FIRST_RUN, find_store(launch, wait_s=LAST_WORDS_S)))
         except EffcliError:
             return False
         fail(PeerFailedError(text, exit_code=exit_code))
+        _ends_badly = False  # the launcher may still stop it
         end(launch)
         return True
     time.sleep(LAST_WORDS_S)
