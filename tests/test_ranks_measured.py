@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -186,6 +187,19 @@ def test_where_a_run_fails_nobody_waits_for_what_others_held(
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["status"] == "failed"
     assert record["measured"]["per_rank"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+def test_a_run_that_all_stop_together_has_what_each_held_whichever_engine_runs_it(
+    engine: str, server: LaunchServer, given: tuple[object, ...], tmp_path: Path
+) -> None:
+    told = {1: [("killed", {"update": 2, "number": int(signal.SIGTERM)})]}
+    server.run(*given, "--batch-size", 2, "--accum", 2, "--engine", engine, "--out", tmp_path / "out", faults=told)
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert (record["status"], record["history"][-1]["update"]) == ("interrupted", 2)
+    assert_as_predicted(record)
+    assert record["throughput"]["samples_per_second"] == pytest.approx(8 * record["throughput"]["updates_per_second"])
 
 
 LENGTHS = np.random.default_rng(3).integers(2, 40, 22)
