@@ -12,6 +12,7 @@ import torch
 from transformers import get_scheduler, set_seed
 
 from effcli.devices import weights_dtype
+from effcli.engines.surroundings import without_launcher_settings
 from effcli.memory.eight_bit import eight_bit_note
 from effcli.memory.state import StateSummary, predict_state
 from effcli.models.build import build_model, parameter_infos, recompute_activations
@@ -50,10 +51,12 @@ class Built:
     decoder_inputs: DecoderInputs | None
 
 
+@without_launcher_settings()
 def build(prepared: Prepared, *, meta: bool) -> Built:
     """Return the model on its device (or on the meta device) and the predicted state.
 
-    The seed is set before the model, since random weights are drawn from it.
+    The seed is set before the model, since random weights are drawn from it. Every process reads all weights: told by
+    `accelerate launch --use_fsdp`, transformers would read those of rank 0 alone (5.24).
 
     Raises:
         UsageError: no head for the task or none that can be trained, weights that are not finite, or a pattern of

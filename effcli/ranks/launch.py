@@ -13,6 +13,9 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """What MPI tells its processes in place of `WORLD_SIZE`."""
+_ACCELERATE = "ACCELERATE_MIXED_PRECISION"
+"""What `accelerate launch` tells whatever it starts. Where more than one process was asked for it also sets
+`MASTER_ADDR`, and without `--multi_gpu` starts a single one of them on a machine without several cards (1.15)."""
 
 
 TIMEOUT = "EFFCLI_RANK_TIMEOUT"
@@ -49,8 +52,8 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Return what the launcher said; one process where there was none.
 
     Raises:
-        UsageError: a variable is no number or out of range, one that is needed is missing, or MPI started the
-            processes, of which torch would know nothing.
+        UsageError: a variable is no number or out of range, one that is needed is missing, MPI started the
+            processes, of which torch would know nothing, or accelerate started one of several alone.
     """
     world_size = _number(environment, "WORLD_SIZE", at_least=1)
     if world_size is None or world_size == 1:
@@ -60,6 +63,11 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
                     f"{name} is {environment[name]}: processes that MPI starts would train unsynchronised copies; "
                     f"start them with torchrun --nproc-per-node {environment[name]} -m effcli"
                 )
+        if world_size is None and environment.get(_ACCELERATE) and environment.get("MASTER_ADDR"):
+            raise UsageError(
+                "accelerate launch was asked for several processes and started one; give it --multi_gpu, which starts "
+                "them on CPUs too, or use torchrun --nproc-per-node N -m effcli; if one was meant, unset MASTER_ADDR"
+            )
         return ALONE
     missing = [name for name in RANK_VARIABLES if name != "LOCAL_WORLD_SIZE" and not environment.get(name)]
     if missing:
