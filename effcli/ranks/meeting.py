@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _STEP_S = 0.02
+_runs = itertools.count()
+"""Runs of one launch one after the other, as a script may make them: each has words of its own in the store."""
 
 
 @contextmanager
@@ -33,7 +36,9 @@ def met(launch: Launch, facts: Mapping[str, str]) -> Iterator[Store | None]:
     if not launch.has_many:
         yield None
         return
-    store = find_store(launch, wait_s=timeout_s())
+    from torch.distributed import PrefixStore
+
+    store = PrefixStore(f"effcli/{next(_runs)}", find_store(launch, wait_s=timeout_s()))
     voice.use_store(store)
     try:
         member = myself(launch.rank)
@@ -76,7 +81,7 @@ def _exchange(store: Store, launch: Launch, name: str, facts: Mapping[str, str])
         DeviceError: a process did not come, or has ended.
         EffcliError: another process has failed.
     """
-    keys = [f"effcli/{name}/{rank}" for rank in range(launch.world_size)]
+    keys = [f"{name}/{rank}" for rank in range(launch.world_size)]
     store.set(keys[launch.rank], json.dumps(dict(facts)))
     limit_s = timeout_s()
     end_s = time.monotonic() + limit_s
