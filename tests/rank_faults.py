@@ -44,3 +44,29 @@ def raising(update: int, kind: str, text: str) -> None:
         raise error(text)
 
     _before_step(act, update)
+
+
+def drawing_apart() -> None:
+    """Let the steps of this process draw random numbers of its own."""
+    from contextlib import nullcontext
+
+    from effcli.pipeline.running import run
+
+    run.steps_draw_alike = lambda *ignored: nullcontext()
+
+
+def without_checkpoints() -> None:
+    """Hide every checkpoint from this process."""
+    from effcli.engines.checkpoint import CheckpointStore
+
+    CheckpointStore.newest_intact = lambda store: None
+
+
+def unreadable_checkpoint() -> None:
+    """Let this process fail to read the weights of a checkpoint."""
+    from effcli.engines import checkpoint
+
+    def failing(*ignored: object) -> None:
+        raise OSError("gone")
+
+    checkpoint.load_weights = failing

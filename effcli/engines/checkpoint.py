@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
 import torch
 
 from effcli.engines.base import EvalResult
 from effcli.engines.gathering import load_state, load_weights, save_weights, whole_state, whole_weights
+from effcli.engines.random_states import random_state, restore_random_state
 from effcli.engines.session import Evaluation, Update
 from effcli.engines.window_schedule import Position
 from effcli.errors import TrainingFailedError, kind_and_line
 from effcli.files import remove_folder, write_folder
 from effcli.ranks.agreeing import on_all
-from effcli.ranks.group import gathered, is_main, rank
+from effcli.ranks.group import gathered, is_main
 
 WEIGHTS = "model.safetensors"
 TRAINING = "training.pt"
@@ -193,7 +192,7 @@ def restore(
     _renew_rates(optimizer, scheduler)
     if scaler is not None:
         scaler.load_state_dict(training["scaler"])
-    _restore_random_state(training["random"], f"{seed} {path.name} {rank()}")
+    restore_random_state(training["random"], seed=seed, update=path.name)
 
 
 def _why_not_loaded(error: Exception) -> str:
@@ -201,18 +200,6 @@ def _why_not_loaded(error: Exception) -> str:
         return kind_and_line(error)
     foreign = isinstance(error, UnpicklingError)
     return f"{TRAINING} holds more than tensors and plain values" if foreign else "the model has changed"
-
-
-def _restore_random_state(saved: dict[str, Any] | list[dict[str, Any]], text: str) -> None:
-    """Set the random state of this process, of those of all ranks, or of one where there was one; else from a text."""
-    states = saved if isinstance(saved, list) else [saved]
-    if rank() < len(states):
-        set_random_state(states[rank()])
-        return
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def _renew_rates(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
@@ -225,29 +212,6 @@ def _renew_rates(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_sch
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of every random generator a run draws from, as plain values and tensors."""
-    numpy_state: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = numpy_state
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Set every random generator to a state that `random_state` returned."""
-    random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        for index, of_device in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(of_device, index)
 
 
 def _checksum(path: Path) -> str:

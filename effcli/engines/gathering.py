@@ -149,7 +149,8 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         loaded = optimizer.state[parameter]
         for key, value in entries.items():
             if key not in uncut[index]:
-                loaded[key] = _share(value, parameter, optimizer)
+                with torch.no_grad():
+                    loaded[key] = _share(value, parameter, optimizer)
                 continue
             now = loaded.pop(key)  # put back, so that the keys come in the order in which they were saved
             is_cast = isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype
@@ -183,7 +184,6 @@ def _on_main(value: Any) -> Any:
     return value.to("cpu", copy=True) if is_main() else None  # a view into what was gathered with its padding
 
 
-@torch.no_grad()
 def _share(value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """Return this process's state of a parameter, made of the whole or of all shares."""
     shares = value[SHARES] if isinstance(value, dict) else [value]

@@ -13,6 +13,7 @@ from effcli.data.batches import EpochLoader, collator, train_loader
 from effcli.engines.base import Job, Loop
 from effcli.engines.checkpoint import CheckpointStore
 from effcli.engines.compiling import compiled
+from effcli.engines.random_states import steps_draw_alike
 from effcli.engines.session import TrainingSession
 from effcli.engines.surroundings import isolated_from_caller
 from effcli.engines.window import WindowLoss
@@ -151,7 +152,8 @@ class Run:
             start_update=self._start.update,
             observer=session,
         )
-        with session.stopping_on_signals():
+        steps = steps_draw_alike(self._optimizer, self._loop.seed, lambda: session.update)
+        with session.stopping_on_signals(), steps:
             return self._drive(job, session)
 
     def _drive(self, job: Job, session: TrainingSession) -> RunRecord:
