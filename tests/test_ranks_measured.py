@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from effcli.data.batches import EpochBatchSampler, Part
 from effcli.engines.window import windows
@@ -27,6 +28,8 @@ from effcli.measure.throughput import ThroughputMeter
 from effcli.optim import registry
 from effcli.pipeline import check_prediction
 from effcli.pipeline.running.profiled_window import choose_window
+from effcli.ranks import group
+from effcli.ranks.launch import Launch
 from tests import cuda_records, histories, records
 from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder
 from tests.launched import LaunchServer
@@ -200,6 +203,25 @@ def test_a_run_that_all_stop_together_has_what_each_held_whichever_engine_runs_i
     assert (record["status"], record["history"][-1]["update"]) == ("interrupted", 2)
     assert_as_predicted(record)
     assert record["throughput"]["samples_per_second"] == pytest.approx(8 * record["throughput"]["updates_per_second"])
+
+
+def test_processes_meet_on_their_own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MetError(Exception):
+        pass
+
+    def meet(backend: str, *, device_id: torch.device, **others: object) -> None:
+        assert (backend, device_id, current) == ("nccl", torch.device("cuda", 1), [device_id])
+        raise MetError
+
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(dist, "is_backend_available", lambda backend: True)
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setattr(group, "agree", lambda *arguments: None)
+    monkeypatch.setattr(dist, "PrefixStore", lambda prefix, store: store)
+    launch = Launch(world_size=2, rank=1, local_rank=1, local_world_size=2)
+    with pytest.raises(MetError), group.joined(launch, torch.device("cuda", 1), object()):
+        pass
 
 
 LENGTHS = np.random.default_rng(3).integers(2, 40, 22)

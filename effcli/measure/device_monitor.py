@@ -22,6 +22,7 @@ from effcli.measure.first_steps import FirstSteps
 from effcli.measure.free_memory import free_memory
 from effcli.measure.sampler import Sampler
 from effcli.nvml.answers import CardReading
+from effcli.ranks.group import world_size
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,8 @@ def read_baseline(device: torch.device, *, interval_s: float, patience_s: float 
     if watched.why_no_driver is not None:
         return Baseline(reason=watched.why_no_driver)
     if watched.has_context():
-        return Baseline(reason="this process had used CUDA before this run began")
+        what = "the processes of this run had met on their cards" if world_size() > 1 else "this process had used CUDA"
+        return Baseline(reason=f"{what} before this run began")
     return read_once(
         watched.card_names,
         _in_use,

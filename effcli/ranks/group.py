@@ -50,6 +50,10 @@ def joined(launch: Launch, device: torch.device, store: Store | None) -> Iterato
         raise DeviceError(f"this build of torch has no {backend}, which several processes on {device.type} need")
     agree(store, launch, "device", {"kind of device": device.type})
     before = open_sockets()
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)  # torch takes objects that it exchanges to the current device (2.13)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
