@@ -14,7 +14,7 @@ def scale_on_cpu(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     """Let fp16 run on a CPU with torch's scaler, made with these settings; in accelerate too, which makes none."""
     scaler = functools.partial(torch.amp.GradScaler, **settings)
     monkeypatch.setattr(torch.amp, "GradScaler", scaler)
-    monkeypatch.setattr("effcli.pipeline.prepare.check_precision", lambda *_: None)
+    monkeypatch.setattr("effcli.pipeline.settling.check_precision", lambda *_: None)
     init = accelerate.Accelerator.__init__
 
     def init_with_scaler(self, *args, **kwargs) -> None:

@@ -87,7 +87,7 @@ def test_in_a_container_a_run_is_what_the_device_took_since_it_began(
     before = f"card {CARD} NVIDIA A10\nmemory {24_000 * MIB} {700 * MIB}"
     later = f"card {CARD} NVIDIA A10\nmemory {24_000 * MIB} {18_000 * MIB}\nprocess 645400 {9 * 1024 * MIB}"
     watched(driver, monkeypatch, before)
-    monkeypatch.setattr("effcli.pipeline.prepare.activate", lambda device: driver.play(later))
+    monkeypatch.setattr("effcli.pipeline.settling.activate", lambda device: driver.play(later))
     nvml = effcli(*run, "--out", tmp_path / "run").record["measured"]["nvml"]
     assert nvml["process"]["peak_bytes"] == 17_300 * MIB
     assert "the whole device less what was in use before this run" in nvml["process"]["how"]

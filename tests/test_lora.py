@@ -172,7 +172,7 @@ def test_a_model_stored_in_fp16_gets_fp32_adapters_and_a_scaler(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_distilbert().half().save_pretrained(tmp_path / "half")
-    monkeypatch.setattr("effcli.pipeline.prepare.check_precision", lambda *_: None)
+    monkeypatch.setattr("effcli.pipeline.settling.check_precision", lambda *_: None)
     record = effcli(
         "train", tmp_path / "half", "--data", data, *LORA, "--precision", "fp16", "--max-steps", 2,
         "--out", tmp_path / "o", "--json",

@@ -170,7 +170,7 @@ def test_fp16_is_refused_on_a_cpu_before_model_and_data(tmp_path: Path) -> None:
 def test_an_engine_that_would_leave_fp16_out_says_so_instead(
     engine: str, distilbert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("effcli.pipeline.prepare.check_precision", lambda *_: None)
+    monkeypatch.setattr("effcli.pipeline.settling.check_precision", lambda *_: None)
     out = ("--out", tmp_path / "o")
     done = effcli("train", distilbert, "--data", data, "--precision", "fp16", "--engine", engine, *out)
     assert done.code == 4
