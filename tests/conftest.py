@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.forked_runs import ForkServer
+    from tests.launched import LaunchServer
 
 pytest_plugins = ["tests.nvml.standin"]
 
@@ -78,6 +79,15 @@ def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServ
 
     log = tmp_path_factory.mktemp("fresh") / "log"
     with ForkServer((*PREPARATION, "effcli.engines.pytorch", "bitsandbytes"), log) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchServer]:
+    """Return what launches several processes of one run, without the seconds that each would take to import torch."""
+    from tests.launched import LaunchServer
+
+    with LaunchServer(tmp_path_factory.mktemp("launched")) as made:
         yield made
 
 

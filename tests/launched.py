@@ -84,13 +84,14 @@ class LaunchServer:
         self,
         *arguments: object,
         ranks: int = 2,
-        faults: Mapping[int, Sequence[Fault]] | None = None,
+        faults: Mapping[int, Sequence[Fault]] | Sequence[Fault] = (),
         more: Mapping[int, Sequence[object]] | None = None,
         environment: Mapping[str, str] | None = None,
         watch: Callable[[list[int]], None] | None = None,
         as_torchrun: bool = True,
     ) -> Launched:
-        """Return how `effcli ARGUMENTS` ended in each of `ranks` processes; `more` are arguments of one rank alone.
+        """Return how `effcli ARGUMENTS` ended in each of `ranks` processes; `more` are arguments of one rank alone,
+        `faults` those of one rank by its number, or of all.
 
         `watch` is given the process numbers when all run. With one rank it is an ordinary run, without a launcher.
         """
@@ -107,7 +108,7 @@ class LaunchServer:
                 "arguments": [str(part) for part in (*arguments, *(more or {}).get(rank, ()))],
                 "environment": {key: str(value) for key, value in launcher.items() if ranks > 1}
                 | dict(environment or {}),
-                "faults": list((faults or {}).get(rank, ())),
+                "faults": list(faults.get(rank, ()) if isinstance(faults, Mapping) else faults),
                 "streams": [str(self._folder / f"{stream}-{rank}") for stream in ("out", "err")],
             })  # fmt: skip
         self._process.stdin.write(json.dumps(jobs) + "\n")
@@ -168,6 +169,7 @@ def _run(job: dict[str, Any]) -> None:
     for number, path in enumerate(job["streams"], start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(job["environment"])
+    os.fsync = lambda descriptor: None  # none of these runs has to outlive a loss of power
     sys.argv = ["effcli", *job["arguments"]]
     for name, settings in job["faults"]:
         getattr(import_module("tests.rank_faults"), name)(**settings)

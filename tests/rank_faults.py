@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -44,6 +47,104 @@ def raising(update: int, kind: str, text: str) -> None:
         raise error(text)
 
     _before_step(act, update)
+
+
+def planless() -> None:
+    """Spare the run the second that tracing takes."""
+    from effcli.pipeline.run_plan import RunPlanner
+
+    RunPlanner.plan = lambda *_: None
+
+
+def several(runs: list[dict[str, Any]]) -> None:
+    """Train with each of these settings, one after the other, in place of the command; ends the process."""
+    from effcli import pipeline
+    from effcli.report.progress import QuietProgress
+
+    code = 1
+    try:
+        planless()
+        for settings in runs:
+            pipeline.train(pipeline.resolve_spec(settings), progress=QuietProgress())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def other_version(package: str) -> None:
+    """Let this process take a package for version 0.0."""
+    from importlib import metadata
+
+    version = metadata.version
+    metadata.version = lambda name: "0.0" if name == package else version(name)
+
+
+def other_file(path: str, other: str) -> None:
+    """Let this process read another file where a path names one, as where each machine has its own."""
+    from effcli.data import source
+
+    load_local = source.load_local
+
+    def loading(name: str, given: Path, **settings: Any) -> Any:
+        return load_local(name, Path(other) if str(given) == path else given, **settings)
+
+    source.load_local = loading
+
+
+def disk_full(update: int) -> None:
+    """Refuse to write the checkpoint of an update."""
+    import errno
+
+    from effcli.engines.checkpoint import CheckpointStore
+
+    save = CheckpointStore.save
+
+    def saving(store: CheckpointStore, progress: Any, **parts: Any) -> Any:
+        import torch
+
+        def refuse(*given: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        if progress.update == update:
+            torch.save = refuse
+        return save(store, progress, **parts)
+
+    CheckpointStore.save = saving
+
+
+def broken_weights(update: int) -> None:
+    """Let a weight of this process alone be no number after an update."""
+    from effcli.engines.session import TrainingSession
+
+    after_update = TrainingSession.after_update
+
+    def breaking(session: TrainingSession, result: Any) -> None:
+        if session.update + 1 == update:
+            import gc
+
+            import torch
+
+            (model,) = (
+                found for found in gc.get_objects() if type(found).__name__.endswith("ForSequenceClassification")
+            )
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] = float("nan")
+        after_update(session, result)
+
+    TrainingSession.after_update = breaking
+
+
+def worker_killed() -> None:
+    """Kill the data workers of this process as they start."""
+    from effcli.data import batches
+
+    def worker(number: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    batches.leave_stopping_to_the_run = worker
 
 
 def drawing_apart() -> None:
