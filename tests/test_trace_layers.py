@@ -8,7 +8,7 @@ from effcli.memory.allocator import PlainAllocator
 from effcli.memory.compose import resident, updates
 from effcli.memory.replay import replay
 from effcli.memory.scale import NotAffineError, scaled
-from effcli.memory.tape import Alloc, Free, MicroTape
+from effcli.memory.tape import GRADIENT, Alloc, Free, Mark, MicroTape
 from effcli.units import Category
 from tests.traces import MODELS, traced
 
@@ -29,6 +29,11 @@ def course(tape: MicroTape) -> list[tuple[object, ...]]:
     return events
 
 
+def layer_marks(tape: MicroTape) -> list[Mark]:
+    """Return where layers begin and end, in order."""
+    return [event for event in tape.events if isinstance(event, Mark) and event.name != GRADIENT]
+
+
 @pytest.mark.parametrize(
     ("name", "recompute"),
     [*((name, False) for name in MODELS), ("llama", True), ("t5", True)],
@@ -39,6 +44,7 @@ def test_a_lengthened_tape_is_that_of_all_layers(name: str, recompute: bool) -> 
     short_tracer, short = traced(name, whole=False, recompute=recompute)
     assert short_tracer.is_shortened, "the layers were traced one by one"
     assert course(short) == course(whole)
+    assert layer_marks(short) == layer_marks(whole)
     assert set(short.gradients) == set(whole.gradients)
     assert short_tracer.parameters == whole_tracer.parameters
     peaks = [

@@ -124,14 +124,16 @@ class _Extension:
                 if event.number in self._tape.copied:
                     self._copied.add(block)
             elif event.name in (self._repetition.name, END + self._repetition.name):
-                self._events.append(Mark(event.name, self._place(event.number, position)))
+                self._events.append(Mark(event.name, self._place(event.number, part.unit, position)))
             else:
                 self._events.append(event)
 
-    def _place(self, number: int, position: int | None) -> int:
-        """Return the place of a layer in the lengthened list; a mark between units is of the first or the last one."""
-        unit = min(number // self._repetition.period, UNITS - 1)
-        return number + ((self._position(unit) if position is None else position) - unit) * self._repetition.period
+    def _place(self, number: int, unit: int | None, position: int | None) -> int:
+        """Return the place in the lengthened list of a layer that is marked in a part, its own or its neighbour's."""
+        if unit is None or position is None:  # between units, where a pass leaves the list: by its first or last layer
+            unit = min(number // self._repetition.period, UNITS - 1)
+            position = self._position(unit)
+        return number + (position - unit) * self._repetition.period
 
     def _made(self, block: int, position: int | None) -> int:
         address = self._addresses.get(block)
