@@ -171,3 +171,21 @@ def unreadable_checkpoint() -> None:
         raise OSError("gone")
 
     checkpoint.load_weights = failing
+
+
+def other_weights() -> None:
+    """Let this process load a model of which one number is another one."""
+    from effcli.pipeline import build
+
+    build_model = build.build_model
+
+    def building(*given: Any, **settings: Any) -> Any:
+        import torch
+
+        model, fresh = build_model(*given, **settings)
+        if not settings["meta"]:
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] += 1
+        return model, fresh
+
+    build.build_model = building

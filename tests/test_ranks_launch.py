@@ -86,7 +86,7 @@ def test_processes_that_were_started_differently_are_refused(launches: LaunchSer
     assert ended.error.startswith("rank 1 was started with another version of torch than rank 0, 0.0 and")
 
 
-def test_processes_that_have_read_other_rows_are_refused(
+def test_processes_that_have_read_other_rows_or_weights_are_refused(
     launches: LaunchServer, tmp_path: Path, distilbert: Path
 ) -> None:
     data, evaluation = csv_file(tmp_path / "d.csv"), csv_file(tmp_path / "e.csv", 9)
@@ -95,6 +95,10 @@ def test_processes_that_have_read_other_rows_are_refused(
         other = csv_file(tmp_path / f"{name}-other.csv", 13)
         ended = launches.run(*flags, faults={1: [("other_file", {"path": str(path), "other": str(other)})]})
         assert f"rank 1 has read other {kind} rows than rank 0 (13 and" in ended.error
+    ended = launches.run(*flags, faults={0: [("planless", {})], 1: [("planless", {}), ("other_weights", {})]})
+    assert ended.error.startswith(
+        "rank 1 has loaded other weights than rank 0 of distilbert.embeddings.word_embeddings"
+    )
     assert not (tmp_path / "o").exists()
 
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import DataError
 from effcli.flags import field_label
-from effcli.ranks.group import gathered
+from effcli.ranks.group import gathered, world_size
 from effcli.setting_texts import dotted
 
 if TYPE_CHECKING:
+    import torch
+
     from effcli.pipeline.prepare import Prepared
     from effcli.spec import RunSpec
 
@@ -54,3 +56,25 @@ def check_same_rows(prepared: Prepared) -> None:
                     f"rank {rank} has read other {name} rows than rank 0 ({num_rows:,} and {main_rows:,}), in texts, "
                     "labels, order or tokens; give all processes the same files"
                 )
+
+
+def check_same_weights(model: torch.nn.Module) -> None:
+    """Prove that all processes have loaded the same weights; collective.
+
+    Replicas would take those of rank 0, and shards would be put together from several models.
+
+    Raises:
+        DataError: they have not.
+    """
+    if world_size() == 1:
+        return
+    from effcli.engines.gathering import fingerprints
+
+    of_all = gathered(dict(fingerprints(model)))
+    for rank, others in enumerate(of_all):
+        names = [name for name, value in of_all[0].items() if others.get(name) != value]
+        if names:
+            raise DataError(
+                f"rank {rank} has loaded other weights than rank 0 of {names[0]}; give all processes the same files of "
+                "the model"
+            )

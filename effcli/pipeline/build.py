@@ -23,6 +23,7 @@ from effcli.models.notes import model_notes
 from effcli.models.seq2seq import decoder_inputs
 from effcli.optim.groups import decay_groups
 from effcli.optim.learning_rate import OwnRateSchedule
+from effcli.pipeline.agreement import check_same_weights
 from effcli.units import ParamInfo
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def build(prepared: Prepared, *, meta: bool) -> Built:
 
 def _place(prepared: Prepared, model: torch.nn.Module) -> None:
     """Move the model to its device, or its shard alone, layer by layer."""
+    check_same_weights(model)
     if prepared.spec.loop.shard == "fsdp":
         from effcli.engines.distributing import shard
 
