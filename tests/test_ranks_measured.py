@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,12 +49,6 @@ SHARDED = [entry.name for entry in registry.entries() if entry.shard_fault(regis
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchServer]:
-    with LaunchServer(tmp_path_factory.mktemp("launches")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     """Return the arguments that all runs share but for the size of their batches."""
     folder = tmp_path_factory.mktemp("given")
@@ -65,10 +58,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def sharded(server: LaunchServer, given: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def sharded(launches: LaunchServer, given: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the record of two processes that sharded AdamW, and what they said."""
     out = tmp_path_factory.mktemp("sharded") / "out"
-    launched = server.run(
+    launched = launches.run(
         *given, "--batch-size", 2, "--accum", 2, "--shard", "fsdp", "--percentile-clipping", 50, "--tolerance", 0,
         "--out", out,
     )  # fmt: skip
@@ -134,9 +127,9 @@ def test_shards_are_clipped_to_the_norms_of_the_whole_gradients(sharded: Any, al
 
 
 def test_replicas_profile_the_same_update_each_its_own_part(
-    server: LaunchServer, given: tuple[object, ...], tmp_path: Path
+    launches: LaunchServer, given: tuple[object, ...], tmp_path: Path
 ) -> None:
-    record = server.run(
+    record = launches.run(
         *given, "--batch-size", 2, "--accum", 2, "--precision", "bf16-pure", "--profile-memory", "--out", tmp_path / "o"
     ).record
     assert_as_predicted(record)
@@ -154,10 +147,10 @@ def test_replicas_profile_the_same_update_each_its_own_part(
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", SHARDED)
 def test_every_optimizer_that_runs_on_shards_holds_what_was_predicted(
-    name: str, ranks: int, server: LaunchServer, given: tuple[object, ...], tmp_path: Path
+    name: str, ranks: int, launches: LaunchServer, given: tuple[object, ...], tmp_path: Path
 ) -> None:
     # What torchao compiles takes as much state uncompiled, and a minute less.
-    record = server.run(
+    record = launches.run(
         *given, "--optim", name, "--batch-size", 2, "--shard", "fsdp", "--max-steps", 2, "--tolerance", 0,
         "--out", tmp_path / "out", ranks=ranks, environment={"TORCHDYNAMO_DISABLE": "1"},
     ).record  # fmt: skip
@@ -166,9 +159,9 @@ def test_every_optimizer_that_runs_on_shards_holds_what_was_predicted(
 
 @pytest.mark.slow
 def test_the_weights_that_16_bit_left_alone_are_counted_on_all_shards(
-    server: LaunchServer, given: tuple[object, ...], tmp_path: Path
+    launches: LaunchServer, given: tuple[object, ...], tmp_path: Path
 ) -> None:
-    record = server.run(
+    record = launches.run(
         *given, "--batch-size", 4, "--precision", "bf16-pure", "--shard", "fsdp", "--out", tmp_path / "out"
     ).record
     changes = record["measured"]["weight_changes"]
@@ -182,10 +175,10 @@ def test_the_weights_that_16_bit_left_alone_are_counted_on_all_shards(
 
 @pytest.mark.slow
 def test_where_a_run_fails_nobody_waits_for_what_others_held(
-    server: LaunchServer, given: tuple[object, ...], tmp_path: Path
+    launches: LaunchServer, given: tuple[object, ...], tmp_path: Path
 ) -> None:
     failing = {1: [("raising", {"update": 2, "kind": "ValueError", "text": "no more"})]}
-    launched = server.run(*given, "--batch-size", 4, "--out", tmp_path / "out", faults=failing)
+    launched = launches.run(*given, "--batch-size", 4, "--out", tmp_path / "out", faults=failing)
     assert "no more" in launched.error
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["status"] == "failed"
@@ -195,10 +188,10 @@ def test_where_a_run_fails_nobody_waits_for_what_others_held(
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["accelerate", "trainer"])
 def test_a_run_that_all_stop_together_has_what_each_held_whichever_engine_runs_it(
-    engine: str, server: LaunchServer, given: tuple[object, ...], tmp_path: Path
+    engine: str, launches: LaunchServer, given: tuple[object, ...], tmp_path: Path
 ) -> None:
     told = {1: [("killed", {"update": 2, "number": int(signal.SIGTERM)})]}
-    server.run(*given, "--batch-size", 2, "--accum", 2, "--engine", engine, "--out", tmp_path / "out", faults=told)
+    launches.run(*given, "--batch-size", 2, "--accum", 2, "--engine", engine, "--out", tmp_path / "out", faults=told)
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert (record["status"], record["history"][-1]["update"]) == ("interrupted", 2)
     assert_as_predicted(record)

@@ -42,7 +42,11 @@ class ModeAmounts(Fact):
 
 
 class RankMeasured(Fact):
-    """What one process really took; see `Measured` for each amount."""
+    """What one process really took, read as all were about to save the last checkpoint; see `Measured` for each amount.
+
+    Amounts of rank 0 are those of the end of the run. Where the run made another update after that checkpoint and then
+    failed, there are none of any rank.
+    """
 
     rank: int
     device: str
