@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def assert_close(one: Path, other: Path, *, weights: float) -> None:
 def assert_same_course(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert len(one["history"]) == len(other["history"]) == UPDATES
     for mine, its in zip(one["history"], other["history"], strict=True):
-        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-6)
-        assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-6)
+        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-6, abs=2e-8)
+        assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-6, abs=2e-8)
 
 
 TWO = ("--batch-size", 2, "--accum", 2)
@@ -171,6 +172,7 @@ def test_two_processes_become_four_and_one_becomes_two(launches: LaunchServer, t
 @pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw8bit-ao", "adamw4bit", "adamwfp8"])
 def test_state_in_few_bits_goes_on_where_it_was_cut(optim: str, launches: LaunchServer, tmp_path: Path) -> None:
+    import_module("torchao.optim")  # so that this process may read what it packs
     given = flags(tmp_path, *TWO, "--optim", optim, "--shard", "fsdp", hidden_dim=256)
     whole = tmp_path / "whole"
     record = launches.run(*given, "--out", whole, environment=EAGER).record

@@ -6,6 +6,7 @@ What is saved is whole, so that it does not say how the run was spread, and any 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,12 @@ def _whole_entry(value: Any, parameter: torch.Tensor, *, packed: bool) -> Any:
         )
     if not packed:
         return _on_main(value)
-    shares = gathered(value.detach().to_local().to("cpu", copy=True))
+    written = BytesIO()
+    torch.save(value.detach().to_local().to("cpu", copy=True), written)  # pickle alone knows no fp8 (torch 2.13)
+    of_all = gathered(written.getvalue())
     if not is_main():
         return None
+    shares = [torch.load(BytesIO(of_one), weights_only=True) for of_one in of_all]
     return {SHARES: shares} if any(map(_is_packed, shares)) else torch.cat(shares)
 
 
