@@ -22,7 +22,7 @@ from effcli.memory.sharding.share import Sharding
 from effcli.memory.sharding.shares import shares
 from effcli.models.build import parameter_infos, recompute_activations
 from effcli.optim import registry
-from effcli.pipeline.planning import LATER, Limits, plan_memory
+from effcli.pipeline.planning import LATER, Limits, plan_memory, with_changes
 from effcli.pipeline.predicting import Choice, Predictor, Settings, Subject
 from effcli.pipeline.subjects import target
 from effcli.spec import OptimSpec
@@ -225,6 +225,17 @@ def test_a_step_on_shards_takes_its_temporaries_one_tensor_after_another() -> No
     )
     saved = (whole.temporaries_bytes or 0) - (shard.temporaries_bytes or 0)
     assert saved > whole.weights_bytes / 2, "foreach takes them for all tensors at once"
+
+
+def test_no_change_is_offered_that_does_not_run_on_shards() -> None:
+    found = Predictor(predictor("gpt2")._subject, target("cuda"))
+    limits = Limits(budget_bytes=None, context_bytes=0)
+    replica, shard = (
+        {change.flags for change in with_changes(plan_memory(found, *asked, limits), found, *asked).changes}
+        for asked in ((settings("ddp", 2), choice()), (settings("fsdp", 2), choice()))
+    )
+    assert {"--optim adamw8bit", "--optim-arg implementation=fused"} <= replica
+    assert shard == {flags for flags in replica if not flags.startswith("--optim")}
 
 
 def peaks_with_gloo() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from effcli.errors import UsageError
 from effcli.history.context import Context
 from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, largest_divisor, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
@@ -175,11 +176,17 @@ def _of_the_optimizer(
     predictor: Predictor, settings: Settings, choice: Choice
 ) -> Iterator[tuple[str, str, Settings, Choice]]:
     entry, hyper = choice.entry, choice.hyper
-    if predictor.device == "cuda" and has_implementation(entry, "fused") and hyper[IMPLEMENTATION] != "fused":
+    one_by_one = settings.sharding.world_size > 1 and settings.sharding.shard == "fsdp"
+    if (
+        not one_by_one
+        and predictor.device == "cuda"
+        and has_implementation(entry, "fused")
+        and hyper[IMPLEMENTATION] != "fused"
+    ):
         fused = replace(choice, hyper=with_implementation(entry, hyper, "fused"))
         yield "fused instead of foreach", f"--optim-arg {IMPLEMENTATION}=fused", settings, fused
     small = next((other for other in registry.entries() if other.name == f"{entry.name}8bit"), None)
-    if small is not None:
+    if small is not None and _runs(small, settings):
         asked = OptimSpec(name=small.name, lr=hyper.get("lr"), weight_decay=choice.weight_decay)
         yield (
             "8-bit state",
@@ -189,12 +196,21 @@ def _of_the_optimizer(
         )
 
 
+def _runs(entry: OptimizerEntry, settings: Settings) -> bool:
+    """Return whether an optimizer can be given what a process holds."""
+    try:
+        registry.check_shards(entry, settings.sharding.shard if settings.sharding.world_size > 1 else "ddp")
+    except UsageError:
+        return False
+    return True
+
+
 def _least_state(
     predictor: Predictor, settings: Settings, choice: Choice
 ) -> Iterator[tuple[str, str, Settings, Choice]]:
     """Yield what Adafactor does, which is another optimizer: its factored state is little beside any weights."""
     entry = registry.find("adafactor")
-    if entry.name != choice.entry.name:
+    if entry.name != choice.entry.name and _runs(entry, settings):
         asked = OptimSpec(name=entry.name, lr=choice.hyper.get("lr"), weight_decay=choice.weight_decay)
         other = Choice.of(entry, registry.resolve_hyper(entry, asked), asked)
         yield "factored state", f"--optim {entry.name}", settings, other
