@@ -27,7 +27,7 @@ from effcli.errors import DeviceError
 from effcli.ranks.group import joined, world_size
 from effcli.ranks.launch import read_launch
 from effcli.ranks.meeting import met
-from tests.jobs import ENGINES, Outcome, run_job
+from tests.jobs import ENGINES, Outcome, run_job, tiny_model
 
 LONGEST_S = 300.0
 """Seconds after which processes that wait for each other are given up."""
@@ -78,7 +78,16 @@ def replicas() -> dict[str, Any]:
             eight = run_job(engine, "classification", num_rows=8, batch_size=1, accum=8 // world_size())
             found[f"{engine} eight"] = replace(eight, model=None)
             found[f"{engine} eight exchanges"] = list(exchanges)
+            found[f"{engine} rest"] = replace(rest_of_run(engine), model=None)
     return found
+
+
+def rest_of_run(engine: str) -> Outcome:
+    """Return the updates after the first, which is in the middle of an epoch, as a resumed run makes them."""
+    settings = {"num_rows": ROWS, "batch_size": 4 // world_size(), "accum": 2, "epochs": 2, "scheduler": "constant"}
+    model = tiny_model("classification")
+    run_job("pytorch", "classification", **settings | {"max_steps": 1}, model=model)
+    return run_job(engine, "classification", **settings, model=model, start=1)
 
 
 def shards() -> dict[str, Any]:
@@ -153,9 +162,10 @@ def counted_exchanges() -> Iterator[list[int]]:
         DistributedDataParallel.__init__ = make
 
 
-def whole_run(task: str, make_optimizer: Callable[..., torch.optim.Optimizer] = sgd) -> Outcome:
+def whole_run(task: str, make_optimizer: Callable[..., torch.optim.Optimizer] = sgd, **settings: Any) -> Outcome:
     """Return what one process makes of the jobs of several, by the plain PyTorch loop."""
-    return run_job("pytorch", task, num_rows=ROWS, batch_size=4, accum=2, epochs=2, make_optimizer=make_optimizer)
+    sizes = {"num_rows": ROWS, "batch_size": 4, "accum": 2, "epochs": 2}
+    return run_job("pytorch", task, **sizes, make_optimizer=make_optimizer, **settings)
 
 
 def _be_rank(rank: int, names: Sequence[str], folder: Path) -> None:

@@ -18,7 +18,7 @@ from tests.commands import TINY_DISTILBERT, csv_file, effcli, model_folder, save
 from tests.jobs import ENGINES, run_job
 from tests.launched import LaunchServer
 from tests.ranked_jobs import adagrad, adamw, outcomes_of, whole_run
-from tests.test_engines import assert_same_run
+from tests.test_engines import assert_same_run, largest_difference
 
 NUM_UPDATES = 4
 
@@ -47,6 +47,15 @@ def test_replicas_exchange_their_gradients_once_in_each_update(two, engine: str)
         assert_same_run(alone, rank["replicas"][f"{engine} eight"], weights=1e-6)
         assert rank["replicas"][f"{engine} eight exchanges"] == [num_parameters]
         assert rank["replicas"][f"{engine} causal-lm exchanges"] == NUM_UPDATES
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_replicas_go_on_from_the_middle_of_an_epoch(two, engine: str) -> None:
+    alone = whole_run("classification", scheduler="constant")
+    for rank in two:
+        rest = rank["replicas"][f"{engine} rest"]
+        assert rest.losses == pytest.approx(alone.losses[1:], rel=1e-6)
+        assert largest_difference(alone, rest) <= 1e-6
 
 
 @pytest.mark.parametrize("engine", ENGINES)

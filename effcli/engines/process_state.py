@@ -53,14 +53,14 @@ def check_spread(accelerator: Accelerator, model: torch.nn.Module, loop: Loop) -
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Let accelerate know that there is one process, which its trackers ask; leave no trace of it.
+    """Let accelerate know that there is one process, which its trackers ask, those of rank 0; leave no trace of it.
 
     The state decides the device of whoever asks next: where the engine has made one, that stays.
     """
     if PartialState._shared_state:
         yield
         return
-    with without_launcher_settings():
+    with without_launcher_settings(and_ranks=True):
         PartialState(cpu=True)
     try:
         yield

@@ -53,22 +53,22 @@ def _without_autocast(kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def without_launcher_settings() -> Iterator[None]:
+def without_launcher_settings(*, and_ranks: bool = False) -> Iterator[None]:
     """Hide what `accelerate launch` and `torchrun` say by environment variables.
 
     Where no precision is asked for, `TrainingArguments` takes `ACCELERATE_MIXED_PRECISION` (transformers 5.24); others
     choose the device or a sharded model, and a local rank alone makes accelerate set up a process group (1.15). Of
-    several processes each keeps its rank, which accelerate reads.
+    several processes each keeps its rank, which accelerate reads, unless `and_ranks` hides it as well.
     """
-    before = {name: os.environ.pop(name) for name in _launcher_settings()}
+    before = {name: os.environ.pop(name) for name in _launcher_settings(and_ranks)}
     try:
         yield
     finally:
-        for name in _launcher_settings():
+        for name in _launcher_settings(and_ranks):
             del os.environ[name]
         os.environ.update(before)
 
 
-def _launcher_settings() -> list[str]:
-    hidden = _NAMES if world_size() > 1 else (*_NAMES, *RANK_VARIABLES)
+def _launcher_settings(and_ranks: bool) -> list[str]:
+    hidden = (*_NAMES, *RANK_VARIABLES) if and_ranks or world_size() == 1 else _NAMES
     return [name for name in os.environ if name in hidden or name.startswith(_PREFIXES)]
