@@ -29,6 +29,9 @@ LM = {"task": "causal-lm"}
 NORM_OF_SHARDS = 5e-6
 """Relative. Shards add the squares in another order, in float32, where the norm of one process is off by as much: that
 of the language model with one row by 2.6e-6 of the norm in float64. Losses and weights agree to 1e-6."""
+REST = 1e-7
+"""Absolute, of a norm: of two classes with as many rows the gradients all but cancel, and what is left, 0.01 here, has
+the rounding of summands that are ten times as large and more."""
 
 Case = dict[str, Any]
 """`model`: type; `rows` and `eval_rows`; `batch` per process of two; other settings by section."""
@@ -64,8 +67,10 @@ SLOW: dict[str, Case] = {
     "a data worker": {"settings": {"loop": {"num_workers": 1}}},
     "frozen": {"settings": {"model": {"freeze": ["*embeddings*"]}}},
     "frozen shards": {"settings": {"model": {"freeze": ["*embeddings*"]}, "loop": {"shard": "fsdp"}}},
-    "adapters": {"settings": {"model": {"lora_r": 2}}},
-    "shards of adapters": {"settings": {"model": {"lora_r": 2}, "loop": {"shard": "fsdp"}}},
+    "adapters": {"settings": {"model": {"lora_r": 2, "lora_targets": ["all-linear"]}}},
+    "shards of adapters": {
+        "settings": {"model": {"lora_r": 2, "lora_targets": ["all-linear"]}, "loop": {"shard": "fsdp"}},
+    },
     "checkpointing": {"settings": {"loop": {"gradient_checkpointing": True}}},
     "checkpointing on shards": {"settings": {"loop": {"gradient_checkpointing": True, "shard": "fsdp"}}},
     "no clipping": {"settings": {"loop": {"max_grad_norm": 0}}},
@@ -139,7 +144,7 @@ def _check_same(one: Path, many: Path, case: Case) -> None:
     norms = NORM_OF_SHARDS if record["spec"]["loop"]["shard"] == "fsdp" else 1e-6
     assert len(alone["history"]) == len(record["history"]) > 1, name
     for mine, other in zip(untimed(record["history"]), untimed(alone["history"]), strict=True):
-        assert mine.pop("grad_norm") == pytest.approx(other.pop("grad_norm"), rel=max(losses, norms)), name
+        assert mine.pop("grad_norm") == pytest.approx(other.pop("grad_norm"), rel=max(losses, norms), abs=REST), name
         assert _known(mine) == pytest.approx(_known(other), rel=losses, abs=losses), name
     for mine, other in zip(record["eval"], alone["eval"], strict=True):
         assert _known(mine) == pytest.approx(_known(other), rel=losses, abs=losses), name
