@@ -105,7 +105,7 @@ def disk_full(update: int) -> None:
     def saving(store: CheckpointStore, progress: Any, **parts: Any) -> Any:
         import torch
 
-        def refuse(*given: Any) -> None:
+        def refuse(*given: Any, **settings: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         if progress.update == update:
@@ -115,23 +115,32 @@ def disk_full(update: int) -> None:
     CheckpointStore.save = saving
 
 
+def _keep_first_parameter(kept: list[Any]) -> None:
+    from effcli.engines import pytorch
+
+    run = pytorch.run
+
+    def running(job: Any) -> None:
+        kept.append(next(job.model.parameters()))
+        run(job)
+
+    pytorch.run = running
+
+
 def broken_weights(update: int) -> None:
     """Let a weight of this process alone be no number after an update."""
     from effcli.engines.session import TrainingSession
 
     after_update = TrainingSession.after_update
+    kept: list[Any] = []
+    _keep_first_parameter(kept)
 
     def breaking(session: TrainingSession, result: Any) -> None:
         if session.update + 1 == update:
-            import gc
-
             import torch
 
-            (model,) = (
-                found for found in gc.get_objects() if type(found).__name__.endswith("ForSequenceClassification")
-            )
             with torch.no_grad():
-                next(model.parameters()).view(-1)[0] = float("nan")
+                kept[0].view(-1)[0] = float("nan")
         after_update(session, result)
 
     TrainingSession.after_update = breaking
