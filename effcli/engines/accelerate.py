@@ -24,7 +24,9 @@ def run(job: Job) -> None:
     micro-batches, a short last one too, and weighs micro-batches alike whatever their item counts (accelerate 1.15).
     The schedule stays unprepared, because a prepared one steps once per process. So do the batches but for their
     device: they are this process's alone already, and accelerate would deal them out once more. A sharded model is
-    prepared as for evaluation, which leaves out nothing but the wrapper of replicas.
+    prepared as for evaluation, which leaves out nothing but the wrapper of replicas: it is sharded before its optimizer
+    is made, the same in every engine. accelerate's own plugin shards afterwards and in other groups, on CUDA alone, and
+    state that an optimizer makes early then stays whole beside the shards.
     """
     loop, is_sharded = job.loop, job.loop.shard == "fsdp"
     forget_states()  # an earlier run must not decide this one's precision
