@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from effcli.engines.flat_partitions import FlatPartitions
 from effcli.errors import TrainingFailedError
 from effcli.ranks.group import gathered, is_main, largest
 
@@ -27,8 +28,8 @@ SHARES = "shares of ranks"
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether `fully_shard` spread the parameters over the processes."""
-    return isinstance(model, FSDPModule)
+    """Return whether `fully_shard` spread the parameters over the processes, or DeepSpeed what the optimizer steps."""
+    return isinstance(model, FSDPModule) or FlatPartitions.of(model) is not None
 
 
 def reshard(model: torch.nn.Module) -> None:
@@ -48,6 +49,8 @@ def whole_weights(model: torch.nn.Module) -> dict[str, Any]:
     """
     if not is_sharded(model):
         return dict(model.state_dict())
+    if partitions := FlatPartitions.of(model):
+        return partitions.weights()
     values = model.state_dict(keep_vars=True)  # the parameters themselves, so that tied ones are known
     gathered = {id(value): _on_main(value) for value in values.values()}
     return {name: gathered[id(value)] for name, value in values.items()}
@@ -77,6 +80,9 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     if not is_sharded(model):
         load_model(model, str(path))
         return
+    if partitions := FlatPartitions.of(model):
+        partitions.load_weights(load_file(str(path)))
+        return
     values = model.state_dict(keep_vars=True)
     with safe_open(str(path), framework="pt") as file, torch.no_grad():
         names = set(file.keys())
@@ -101,6 +107,8 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     Raises:
         TrainingFailedError: state is sharded that has not the shape of its parameter.
     """
+    if partitions := FlatPartitions.of(optimizer):
+        return partitions.state()
     state: dict[str, Any] = optimizer.state_dict()
     parameters = _parameters(optimizer)
     if not any(isinstance(parameter, DTensor) for parameter in parameters):
@@ -142,6 +150,9 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     Raises:
         RuntimeError: shares in few bits of as many processes as there were cannot be made into others.
     """
+    if partitions := FlatPartitions.of(optimizer):
+        partitions.load_state(saved)
+        return
     parameters, states = _parameters(optimizer), saved["state"]
     uncut = {
         index: {key: value for key, value in entries.items() if not _is_cut(key, value, parameters[index])}

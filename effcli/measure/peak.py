@@ -63,7 +63,8 @@ class StepProbe:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.weights_bytes is None:
             parameters = list(self._model.parameters())
-            self.weights_bytes = storage_bytes(parameters)
+            # DeepSpeed's stage 3 leaves the parameter empty and hangs the part that lies here on it.
+            self.weights_bytes = storage_bytes(getattr(p, "ds_tensor", p) for p in parameters)
             gradients = [p.grad for p in parameters if p.grad is not None]
             if gradients:
                 self.gradients_bytes = storage_bytes(gradients)

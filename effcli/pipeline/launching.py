@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from effcli.errors import UsageError
+from effcli.optim.entry import Hyper, OptimizerEntry
+from effcli.packages import require_installed
 from effcli.ranks.launch import Launch
-from effcli.spec import RunSpec
+from effcli.spec import RunSpec, Shard
 
 
 def check_launch(spec: RunSpec, launch: Launch) -> None:
@@ -29,10 +31,7 @@ def check_launch(spec: RunSpec, launch: Launch) -> None:
     if loop.shard == "fsdp":
         _check_fsdp(spec)
     elif loop.shard != "ddp":
-        raise UsageError(
-            f"--shard {loop.shard}: training with DeepSpeed is not possible yet, effcli estimate says what it would "
-            "hold; use --shard fsdp, which shards the same"
-        )
+        _check_zero(spec)
 
 
 def _check_fsdp(spec: RunSpec) -> None:
@@ -48,3 +47,38 @@ def _check_fsdp(spec: RunSpec) -> None:
         )
     if loop.compile:
         raise UsageError("--shard fsdp with --compile: layers are gathered outside of what is compiled; leave one out")
+
+
+def _check_zero(spec: RunSpec) -> None:
+    """Refuse what DeepSpeed does not do here.
+
+    Raises:
+        UsageError, MissingExtraError: see `check_launch`.
+    """
+    loop, flag = spec.loop, f"--shard {spec.loop.shard}"
+    if loop.engine != "accelerate":
+        raise UsageError(f"{flag} runs through accelerate alone; add --engine accelerate, or take --shard fsdp")
+    require_installed("deepspeed", flag, pip="'effcli[deepspeed]'")
+    if loop.precision not in ("fp32", "bf16"):
+        raise UsageError(
+            f"{flag} with --precision {loop.precision}: DeepSpeed keeps 32-bit weights and scales by rules of its own; "
+            "use bf16 or fp32"
+        )
+    if loop.compile:
+        raise UsageError(f"{flag} with --compile: DeepSpeed works by hooks on every module; leave one out")
+    if loop.percentile_clipping is not None:
+        raise UsageError(f"{flag} with --percentile-clipping: DeepSpeed clips by itself; use --max-grad-norm alone")
+
+
+def check_savable(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> None:
+    """Refuse state from which no checkpoint could be made that another number of processes can go on from.
+
+    Raises:
+        UsageError: its blocks of few bits lie across parameters in a flat partition.
+    """
+    if shard.startswith("zero") and (hyper.get("optim_bits") == 8 or entry.package == "torchao"):
+        raise UsageError(
+            f"optimizer '{entry.name}' with --shard {shard}: its blocks of few bits lie across parameters, so that no "
+            "checkpoint could be taken apart; effcli estimate says what it would hold. Use adamw or another optimizer "
+            "in 32 bits"
+        )

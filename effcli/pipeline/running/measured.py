@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from effcli.measure.peak import peak_rss_bytes
+from effcli.engines.flat_partitions import FlatPartitions
+from effcli.measure.optimizer_size import inspect_optimizer
+from effcli.measure.peak import peak_rss_bytes, storage_bytes
 from effcli.measure.precision import added_up
 from effcli.measure.rank_record import RankMeasured
 from effcli.measure.record import EvalFacts, Measured, ProfiledUpdate, WeightChangeFacts
+from effcli.pipeline.amounts import MASTER_WEIGHTS
 from effcli.ranks.group import gathered, rank
+from effcli.units import StateAmount
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +41,19 @@ def gather(own: RankMeasured, weight_changes: WeightChanges, *, update: int) -> 
     return OfAll(
         update=update, ranks=ranks, weight_changes=added_up(changes) if weight_changes.is_sharded else changes[rank()]
     )
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> OptimizerSize:
+    """Return what the optimizer's state holds, with the 32-bit weights that DeepSpeed lets it step beside the model's.
+
+    They are no statistic, and count no elements.
+    """
+    size, partitions = inspect_optimizer(optimizer), FlatPartitions.of(optimizer)
+    if partitions is None:
+        return size
+    num_bytes = storage_bytes(flat.partition for flat in partitions.flats)
+    masters = {MASTER_WEIGHTS: StateAmount(elements=0, bytes=num_bytes)}
+    return replace(size, state_bytes=size.state_bytes + num_bytes, tensors={**size.tensors, **masters})
 
 
 def on_this_rank(

@@ -44,6 +44,7 @@ from effcli.pipeline.running.scoring import scoring
 from effcli.pipeline.running.watchers import Watchers
 from effcli.ranks.group import is_main
 from effcli.run_folder import RunFolder
+from effcli.spec import LoopSpec
 from effcli.tracking.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Run:
     def _drive(self, job: Job, session: TrainingSession) -> RunRecord:
         """Run the engine, save the model, and return the record after writing it."""
         prepared = self._prepared
-        engine = import_module(f"effcli.engines.{prepared.spec.loop.engine}")
+        engine = import_module(f"effcli.engines.{_engine(prepared.spec.loop)}")
         try:
             with (
                 explained_write_failure(self._store),
@@ -258,6 +259,11 @@ class Run:
         if not is_main():
             return
         write_text(self._folder.record, record.model_dump_json(indent=1) + "\n")
+
+
+def _engine(loop: LoopSpec) -> str:
+    """Return the module that drives a run: under a mode of DeepSpeed its own loop, which accelerate prepares."""
+    return "deepspeed" if loop.shard.startswith("zero") else loop.engine
 
 
 def _loop(prepared: Prepared, may_lack_gradients: bool) -> Loop:

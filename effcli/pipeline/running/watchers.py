@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from effcli.engines.clipping import PercentileClipping, clipping_notes
 from effcli.measure.device_monitor import DeviceMonitor
-from effcli.measure.optimizer_size import inspect_optimizer, state_notes
+from effcli.measure.optimizer_size import state_notes
 from effcli.measure.peak import StepProbe
 from effcli.measure.precision import WeightChanges, precision_notes
 from effcli.measure.throughput import ThroughputMeter
 from effcli.measure.whereabouts import Whereabouts
 from effcli.optim.learning_rate import current_lr
-from effcli.pipeline.running.measured import OfAll, gather, measured, on_this_rank
+from effcli.pipeline.running.measured import OfAll, gather, held_by, measured, on_this_rank
 from effcli.pipeline.running.profiling import Profiling
 from effcli.ranks.group import world_size
 
@@ -89,12 +89,12 @@ class Watchers:
     def _on_this_rank(self) -> RankMeasured:
         peaks, profiled = self._monitor.peaks(), self.profiling.facts
         peak_bytes = peaks.allocated_bytes if peaks else profiled.peak_allocated_bytes if profiled else None
-        size = inspect_optimizer(self._optimizer)
+        size = held_by(self._optimizer)
         return on_this_rank(self._loop.device, size=size, probe=self.probe, peak_allocated_bytes=peak_bytes)
 
     def seen(self, session: TrainingSession, *, num_updates: int, predicted_state_bytes: int) -> Seen:
         """Return what is known after as many updates of this process, where that many bytes of state were predicted."""
-        size = inspect_optimizer(self._optimizer)
+        size = held_by(self._optimizer)
         predicted_bytes = predicted_state_bytes if num_updates else 0
         unused = state_notes(
             size,
