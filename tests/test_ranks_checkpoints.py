@@ -170,6 +170,20 @@ def test_two_processes_become_four_and_one_becomes_two(launches: LaunchServer, t
 
 
 @pytest.mark.slow
+def test_an_evaluation_leaves_no_weights_gathered_that_the_next_update_would_take(
+    launches: LaunchServer, tmp_path: Path
+) -> None:
+    given = flags(tmp_path, *TWO, "--optim", "schedulefree-sgd", "--shard", "fsdp", "--save-every", UPDATES)
+    record = launches.run(*given, "--out", tmp_path / "evaluated").record
+    evaluated = given.index("--eval-data")
+    without = (*given[:evaluated], *given[evaluated + 2 :])
+    other = launches.run(*without, "--out", tmp_path / "not").record
+    assert len(record["eval"]) == 2
+    assert not other["eval"]
+    assert untimed(record["history"]) == untimed(other["history"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw8bit-ao", "adamw4bit", "adamwfp8"])
 def test_state_in_few_bits_goes_on_where_it_was_cut(optim: str, launches: LaunchServer, tmp_path: Path) -> None:
     import_module("torchao.optim")  # so that this process may read what it packs
