@@ -179,10 +179,10 @@ def test_a_signal_before_the_first_update_lets_one_be_made_and_a_second_one_none
 
 def test_a_signal_after_the_last_update_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags, progress = settings(tmp_path, "o", {}), Told()
-    from effcli.pipeline.running import run
+    from effcli.pipeline.running import saving
 
-    save = run.save_model
-    monkeypatch.setattr(run, "save_model", lambda *given: (send(signal.SIGTERM), save(*given)))
+    save = saving.save_model
+    monkeypatch.setattr(saving, "save_model", lambda *given, **more: (send(signal.SIGTERM), save(*given, **more)))
     record = pipeline.train(pipeline.resolve_spec(flags), progress=progress)
     assert record.status == record_of(flags)["status"] == "completed"
     assert saved_weights(tmp_path / "o")
@@ -193,10 +193,10 @@ def test_a_run_that_was_stopped_while_its_model_was_saved_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = settings(tmp_path, "o", {})
-    from effcli.pipeline.running import run
+    from effcli.pipeline.running import saving
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "save_model", lambda *given: send(signal.SIGINT, signal.SIGINT))
+        patch.setattr(saving, "save_model", lambda *given, **more: send(signal.SIGINT, signal.SIGINT))
         error = stopped(flags, Told())
     assert "stopped at once after update 10 of 10; the state after update 10 is saved, continue" in str(error)
     assert not (tmp_path / "o" / "model").exists()

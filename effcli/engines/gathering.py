@@ -167,6 +167,8 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
                 with torch.no_grad():
                     loaded[key] = _share(value, parameter, optimizer)
                 continue
+            if key not in loaded:  # bitsandbytes has unpacked what it wraps its tensors in (0.50)
+                continue
             now = loaded.pop(key)  # put back, so that the keys come in the order in which they were saved
             is_cast = isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype
             loaded[key] = value.to(now.device) if is_cast else now
