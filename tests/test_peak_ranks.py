@@ -30,6 +30,9 @@ from effcli.trace.layers import buffer_bytes
 from tests.processes import called_in
 
 ROWS, TOKENS, VOCABULARY = 2, 48, 1001
+FEW_TOKENS = 2
+MANY_WORDS = 16_001
+"""A vocabulary whose embedding outweighs all layers: with so few tokens the peak is where that is gathered."""
 WARM = 3
 SMALL = 4096
 """Bytes by which a trace is off: counts and norms of one element, and what of a batch a loop lets go earlier."""
@@ -38,7 +41,8 @@ SMALL = 4096
 def model(name: str) -> torch.nn.Module:
     """Return a small model whose rows few numbers of processes divide: with tied embeddings, with a head of its own.
 
-    Of `frozen` the embeddings are not trained, so that the first layer's input has no gradient.
+    Of `frozen` the embeddings are not trained, so that the first layer's input has no gradient; of `wordy`, with many
+    words, neither.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,12 +50,13 @@ def model(name: str) -> torch.nn.Module:
         "gpt2": {"n_embd": 66, "n_layer": 6, "n_head": 2, "n_positions": 64},
         "llama": {"hidden_size": 66, "intermediate_size": 131, "num_hidden_layers": 6, "num_attention_heads": 2,
                   "num_key_value_heads": 1, "head_dim": 16},
-    }["gpt2" if name == "frozen" else name]  # fmt: skip
-    kind = "gpt2" if name == "frozen" else name
-    config = AutoConfig.for_model(kind, vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **sizes)
+    }["llama" if name == "llama" else "gpt2"]  # fmt: skip
+    kind = "llama" if name == "llama" else "gpt2"
+    vocabulary = MANY_WORDS if name == "wordy" else VOCABULARY
+    config = AutoConfig.for_model(kind, vocab_size=vocabulary, bos_token_id=1, eos_token_id=2, **sizes)
     config.use_cache = False
     built = AutoModelForCausalLM.from_config(config)
-    if name == "frozen":
+    if name in ("frozen", "wordy"):
         built.get_input_embeddings().requires_grad_(False)
         built.transformer.wpe.requires_grad_(False)
     return built
@@ -79,11 +84,11 @@ def choice(name: str = "adamw") -> Choice:
     return Choice.of(entry, registry.resolve_hyper(entry, asked), asked)
 
 
-def settings(shard: str, world_size: int, accum: int = 1, *, recompute: bool = False) -> Settings:
+def settings(shard: str, world_size: int, accum: int = 1, *, recompute: bool = False, tokens: int = TOKENS) -> Settings:
     """Return a batch of one process."""
     sharding = Sharding(shard=shard, world_size=world_size)
     return Settings(
-        batch_size=ROWS, max_length=TOKENS, accum=accum, gradient_checkpointing=recompute, sharding=sharding
+        batch_size=ROWS, max_length=tokens, accum=accum, gradient_checkpointing=recompute, sharding=sharding
     )
 
 
@@ -111,7 +116,7 @@ def without_copies(name: str, asked: Settings, optimizer: Choice) -> int:
     return warm_peak(replay(list(program), PlainAllocator()))
 
 
-def measured_peak(name: str, shard: str, accum: int, *, recompute: bool = False) -> int:
+def measured_peak(name: str, shard: str, accum: int, *, recompute: bool = False, tokens: int = TOKENS) -> int:
     """Return the most that torch's allocator hands out during a warm update, in a group that is there already."""
     torch.manual_seed(0)
     built = model(name).train()
@@ -129,7 +134,7 @@ def measured_peak(name: str, shard: str, accum: int, *, recompute: bool = False)
     for update in range(WARM):
         if update == WARM - 1:
             profiler.start()
-        batches = [torch.randint(VOCABULARY, (3, ROWS, TOKENS)) for _ in range(accum)]
+        batches = [torch.randint(VOCABULARY, (3, ROWS, tokens)) for _ in range(accum)]
         for place, batch in enumerate(batches):
             last = place == accum - 1
             with nullcontext() if last or shard == "fsdp" else run.no_sync():  # type: ignore[operator]
@@ -173,14 +178,16 @@ def pretended(world_size: int) -> Iterator[None]:
         ("llama", 3, 1, False),
         ("llama", 2, 2, True),
         ("frozen", 2, 2, False),
+        ("wordy", 4, 1, False),
     ],
 )
 def test_the_peak_of_a_shard_is_what_torch_allocates_beside_the_backend(
     name: str, world_size: int, accum: int, recompute: bool
 ) -> None:
-    asked = settings("fsdp", world_size, accum, recompute=recompute)
+    tokens = FEW_TOKENS if name == "wordy" else TOKENS
+    asked = settings("fsdp", world_size, accum, recompute=recompute, tokens=tokens)
     with pretended(world_size):
-        measured = measured_peak(name, "fsdp", accum, recompute=recompute)
+        measured = measured_peak(name, "fsdp", accum, recompute=recompute, tokens=tokens)
     assert without_copies(name, asked, choice()) == pytest.approx(measured, abs=SMALL)
 
 
