@@ -239,11 +239,13 @@ def test_an_optimizer_that_does_not_run_on_shares_is_refused_by_name_and_left_ou
 def test_what_can_be_estimated_and_not_trained_is_said(distilbert: Path) -> None:
     def about(*arguments: object) -> list[str]:
         record = estimate(distilbert, "--world-size", 2, "--optim", "adamw", *arguments)
-        return [note for note in record["notes"] if note.startswith("--shard")]
+        return [note for note in record["notes"] if note.startswith("Estimated, and not trained")]
 
-    assert about("--shard", "fsdp") == []
-    assert "does not drive DeepSpeed" in about("--shard", "zero3")[0]
+    assert about("--shard", "fsdp") == about("--shard", "zero3") == []
     assert "--precision fp16" in about("--shard", "fsdp", "--precision", "fp16")[0]
+    assert "--precision bf16-pure" in about("--shard", "zero2", "--precision", "bf16-pure")[0]
+    (few_bits,) = about("--shard", "zero2", "--optim", "adam8bit")
+    assert "optimizer 'adam8bit' with --shard zero2" in few_bits
 
 
 def test_names_mean_nothing_to_an_optimizer_of_flat_tensors(distilbert: Path) -> None:

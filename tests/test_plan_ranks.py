@@ -118,6 +118,20 @@ def test_the_recipe_of_a_shard_says_how_it_is_started_and_is_refused_alone(
     assert "--shard fsdp needs several processes" in alone.error
 
 
+def test_what_deepspeed_shards_is_started_through_accelerate(plan: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    few_bits = ("--optim", "adamw", "--optim", "adamw8bit")
+    record = plan("--gpus", 2, "--gpu", "4GiB", "--shard", "zero2", *few_bits, "--out", recipe, "--json").record
+    (configuration,) = record["configurations"]
+    assert configuration["flags"].endswith("--shard zero2 --engine accelerate")
+    assert re.search(r"^  engine: accelerate$", recipe.read_text(), re.MULTILINE)
+    (note,) = [note for note in record["notes"] if note.startswith("Left out")]
+    assert "optimizer 'adamw8bit' with --shard zero2" in note
+    nothing = plan("--gpus", 2, "--gpu", "1GiB", "--shard", "zero2", "--optim", "adamw")
+    assert nothing.code == 6
+    assert "bf16-pure" not in nothing.error
+
+
 def test_the_table_has_a_column_for_the_mode_and_keeps_to_80_columns(plan: Callable[..., Any], model: Path) -> None:
     text = plan("--gpus", 2, "--optim", "adamw").stdout
     assert max(map(len, text.replace(str(model), "MODEL").splitlines())) <= 80

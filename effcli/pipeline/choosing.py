@@ -19,8 +19,9 @@ from effcli.memory.sharding.share import Sharding
 from effcli.models.attention import FLASH, check_attention
 from effcli.models.flags import ALL_LINEAR
 from effcli.packages import is_installed
-from effcli.pipeline.chosen_recipe import check_out, launcher, write_chosen
+from effcli.pipeline.chosen_recipe import check_out, write_chosen
 from effcli.pipeline.estimating import Described, describe
+from effcli.pipeline.launching import ZERO_ENGINE, precision_fault
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
 from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
@@ -28,6 +29,7 @@ from effcli.pipeline.searching import Candidate, Found, Planned, Space, search
 from effcli.pipeline.settling import quiet_transformers
 from effcli.pipeline.sharing import fullest, left_out, shard_faults, shards_tried
 from effcli.pipeline.subjects import estimated, target
+from effcli.ranks.launch import launch_command
 from effcli.search_spec import SearchSpec
 from effcli.spec import Task
 
@@ -189,7 +191,8 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     flags += ["--gradient-checkpointing"] if candidate.recompute else []
     flags += [f"--shard {candidate.shard}"] if candidate.shard != "ddp" else []
     learnt, model = described.shapes.task in get_args(Task), shlex.quote(described.known.name)
-    start = f"{launcher(gpus)} train" if learnt else "effcli estimate"
+    flags += [f"--engine {ZERO_ENGINE}"] if learnt and candidate.shard.startswith("zero") else []
+    start = f"{launch_command(gpus)} train" if learnt else "effcli estimate"
     there = ["--world-size", str(gpus)] if gpus > 1 and not learnt else []
     return Configuration(
         optimizer=entry.name,
@@ -212,7 +215,8 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
 def _ways_out(closest: Planned, question: _Question, given: Room, space: Space) -> Iterator[Way]:
     """Yield what the closest configuration takes with changes that nobody asked for, those of the model included."""
     candidate = closest.candidate
-    if "bf16-pure" not in space.precisions and has_bfloat16(given.card):
+    is_trained = precision_fault(candidate.shard, "bf16-pure") is None
+    if is_trained and "bf16-pure" not in space.precisions and has_bfloat16(given.card):
         yield _way("--precision bf16-pure", question, replace(candidate, precision="bf16-pure"))
     model = question.spec.model
     untouched = model.lora_r is None and not model.freeze and not model.stable_embedding

@@ -9,15 +9,12 @@ from typing import get_args
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
 from effcli.measure.search_record import Configuration, SearchRecord
+from effcli.pipeline.launching import ZERO_ENGINE
 from effcli.pipeline.searching import Candidate
+from effcli.ranks.launch import launch_command
 from effcli.recipes import write_recipe
 from effcli.spec import RunSpec, Task, build_spec
 from effcli.units import format_bytes, format_count
-
-
-def launcher(gpus: int) -> str:
-    """Return how effcli is started on so many cards of a machine."""
-    return "effcli" if gpus == 1 else f"torchrun --nproc-per-node {gpus} -m effcli"
 
 
 def check_out(path: Path, task: str, *, overwrite: bool) -> None:
@@ -54,6 +51,7 @@ def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
                 "accum": candidate.accum,
                 "gradient_checkpointing": candidate.recompute,
                 "shard": candidate.shard,
+                **({"engine": ZERO_ENGINE} if candidate.shard.startswith("zero") else {}),
                 "max_grad_norm": spec.loop.max_grad_norm,
             },
         }
@@ -72,7 +70,7 @@ def _header(record: SearchRecord, chosen: Configuration, out: str) -> str:
     rows = f"{batch.micro} x {batch.accum} rows per update"
     where = record.gpu.asked if gpus == 1 else f"{gpus} of {record.gpu.asked}, {chosen.shard}"
     each = "" if gpus == 1 else " on each"
-    launched = f"{launcher(gpus)} train --recipe {shlex.quote(out)}"
+    launched = f"{launch_command(gpus)} train --recipe {shlex.quote(out)}"
     return "\n".join(
         [
             f"Purpose: {record.model.name} with {chosen.optimizer} on {where}, {rows}{each}",

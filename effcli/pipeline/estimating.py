@@ -91,7 +91,8 @@ def estimate(spec: EstimateSpec, *, per_layer: bool = False, top: int = 0, notes
         check_layers(sharding)
     counts = {parameter.name: parameter.num_elements for parameter in described.parameters}
     each = (described.entries, described.settled, states)
-    notes = (*notes, *described.notes, *mode_notes(sharding, spec.loop.precision))
+    optimizers = zip(described.entries, described.settled, strict=True)
+    notes = (*notes, *described.notes, *mode_notes(sharding, spec.loop.precision, optimizers))
     plans: Sequence[MemoryPlan | None] = [None] * len(states)
     if spec.asks_for_peak:
         from effcli.pipeline import peaks  # torch

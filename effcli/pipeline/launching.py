@@ -6,7 +6,10 @@ from effcli.errors import UsageError
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.packages import require_installed
 from effcli.ranks.launch import Launch
-from effcli.spec import RunSpec, Shard
+from effcli.spec import Engine, RunSpec, Shard
+
+ZERO_ENGINE: Engine = "accelerate"
+"""The engine that trains under a mode of DeepSpeed."""
 
 
 def check_launch(spec: RunSpec, launch: Launch) -> None:
@@ -14,6 +17,7 @@ def check_launch(spec: RunSpec, launch: Launch) -> None:
 
     Raises:
         UsageError: they do.
+        MissingExtraError: DeepSpeed is not there.
     """
     loop = spec.loop
     if not launch.has_many:
@@ -28,25 +32,26 @@ def check_launch(spec: RunSpec, launch: Launch) -> None:
             f"--auto-batch with {launch.world_size} processes: memory may run out in one alone; leave it out, and give "
             "a smaller --batch-size with a larger --accum"
         )
-    if loop.shard == "fsdp":
-        _check_fsdp(spec)
-    elif loop.shard != "ddp":
+    if loop.shard == "ddp":
+        return
+    if fault := precision_fault(loop.shard, loop.precision):
+        raise UsageError(f"{fault}; use bf16 or fp32")
+    if loop.shard != "fsdp":
         _check_zero(spec)
-
-
-def _check_fsdp(spec: RunSpec) -> None:
-    """Refuse what FSDP2 does not do here.
-
-    Raises:
-        UsageError: see `check_launch`.
-    """
-    loop = spec.loop
-    if loop.precision == "fp16":
-        raise UsageError(
-            "--shard fsdp with --precision fp16: the gradient scaler is for whole gradients; use bf16 or fp32"
-        )
-    if loop.compile:
+    elif loop.compile:
         raise UsageError("--shard fsdp with --compile: layers are gathered outside of what is compiled; leave one out")
+
+
+def precision_fault(shard: Shard, precision: str) -> str | None:
+    """Return why shards of a kind are not trained in a precision, as a sentence's beginning; None where they are."""
+    if shard == "fsdp" and precision == "fp16":
+        return "--shard fsdp with --precision fp16: the gradient scaler is for whole gradients"
+    if shard.startswith("zero") and precision not in ("fp32", "bf16"):
+        return (
+            f"--shard {shard} with --precision {precision}: DeepSpeed keeps 32-bit weights and scales by rules of its "
+            "own"
+        )
+    return None
 
 
 def _check_zero(spec: RunSpec) -> None:
@@ -56,29 +61,33 @@ def _check_zero(spec: RunSpec) -> None:
         UsageError, MissingExtraError: see `check_launch`.
     """
     loop, flag = spec.loop, f"--shard {spec.loop.shard}"
-    if loop.engine != "accelerate":
-        raise UsageError(f"{flag} runs through accelerate alone; add --engine accelerate, or take --shard fsdp")
+    if loop.engine != ZERO_ENGINE:
+        raise UsageError(f"{flag} runs through accelerate alone; add --engine {ZERO_ENGINE}, or take --shard fsdp")
     require_installed("deepspeed", flag, pip="'effcli[deepspeed]'")
-    if loop.precision not in ("fp32", "bf16"):
-        raise UsageError(
-            f"{flag} with --precision {loop.precision}: DeepSpeed keeps 32-bit weights and scales by rules of its own; "
-            "use bf16 or fp32"
-        )
     if loop.compile:
         raise UsageError(f"{flag} with --compile: DeepSpeed works by hooks on every module; leave one out")
     if loop.percentile_clipping is not None:
         raise UsageError(f"{flag} with --percentile-clipping: DeepSpeed clips by itself; use --max-grad-norm alone")
 
 
+def saving_fault(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> str | None:
+    """Return why no run could go on from a checkpoint, as a sentence's beginning; None where one can.
+
+    Blocks of few bits lie across parameters in a flat partition.
+    """
+    if shard.startswith("zero") and (hyper.get("optim_bits") == 8 or entry.package == "torchao"):
+        return (
+            f"optimizer '{entry.name}' with --shard {shard}: its blocks of few bits lie across parameters, so that no "
+            "checkpoint could be taken apart"
+        )
+    return None
+
+
 def check_savable(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> None:
     """Refuse state from which no checkpoint could be made that another number of processes can go on from.
 
     Raises:
-        UsageError: its blocks of few bits lie across parameters in a flat partition.
+        UsageError: see `saving_fault`.
     """
-    if shard.startswith("zero") and (hyper.get("optim_bits") == 8 or entry.package == "torchao"):
-        raise UsageError(
-            f"optimizer '{entry.name}' with --shard {shard}: its blocks of few bits lie across parameters, so that no "
-            "checkpoint could be taken apart; effcli estimate says what it would hold. Use adamw or another optimizer "
-            "in 32 bits"
-        )
+    if fault := saving_fault(entry, hyper, shard):
+        raise UsageError(f"{fault}; effcli estimate says what it would hold. Use adamw or another optimizer in 32 bits")

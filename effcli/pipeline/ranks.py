@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from effcli.errors import UsageError
@@ -13,6 +13,7 @@ from effcli.memory.state import StateSummary, predict_state
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import Override
+from effcli.pipeline.launching import precision_fault, saving_fault
 from effcli.spec import Precision, Shard
 from effcli.units import ParamInfo
 
@@ -40,15 +41,17 @@ def check_processes(sharding: Sharding) -> None:
         )
 
 
-def mode_notes(sharding: Sharding, precision: Precision) -> tuple[str, ...]:
-    """Return what can be estimated of a mode and not trained, as `effcli.pipeline.launching` refuses it."""
+def mode_notes(
+    sharding: Sharding, precision: Precision, optimizers: Iterable[tuple[OptimizerEntry, Hyper]]
+) -> tuple[str, ...]:
+    """Return a sentence on each thing that is estimated and that `effcli train` refuses."""
     if sharding.world_size == 1:
         return ()
-    if sharding.shard.startswith("zero"):
-        return (f"--shard {sharding.shard} is estimated alone: effcli train does not drive DeepSpeed.",)
-    if sharding.shard == "fsdp" and precision == "fp16":
-        return ("--shard fsdp is not trained with --precision fp16, whose gradient scaler is for whole gradients.",)
-    return ()
+    faults = [
+        precision_fault(sharding.shard, precision),
+        *(saving_fault(entry, hyper, sharding.shard) for entry, hyper in optimizers),
+    ]
+    return tuple(f"Estimated, and not trained: {fault}." for fault in faults if fault)
 
 
 def check_layers(sharding: Sharding) -> None:

@@ -10,6 +10,7 @@ from effcli.memory.sharding.share import Sharding
 from effcli.memory.sharding.shares import shares
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.estimating import Described
+from effcli.pipeline.launching import precision_fault, saving_fault
 from effcli.pipeline.ranks import check_on_shares, rank_amounts
 from effcli.search_spec import SearchedLoopSpec
 from effcli.spec import Shard
@@ -71,16 +72,16 @@ def left_out(faults: Faults) -> Iterator[str]:
 def fullest(
     entry: OptimizerEntry, hyper: Hyper, parameters: Sequence[ParamInfo], sharding: Sharding, precision: str
 ) -> RankAmounts:
-    """Return what rank 0 holds before activations: no other holds more."""
-    (amounts,) = rank_amounts(entry, hyper, shares(parameters, sharding, precision)[:1])
-    return amounts
+    """Return what the card that holds most holds before activations."""
+    amounts = rank_amounts(entry, hyper, shares(parameters, sharding, precision))
+    return max(amounts, key=lambda rank: rank.total_before_activations_bytes)
 
 
 def _fault(
     entry: OptimizerEntry, hyper: Hyper, precision: str, parameters: Sequence[ParamInfo], sharding: Sharding
 ) -> str | None:
-    if sharding.shard == "fsdp" and precision == "fp16":
-        return "--shard fsdp with --precision fp16: the gradient scaler is for whole gradients"
+    if fault := precision_fault(sharding.shard, precision) or saving_fault(entry, hyper, sharding.shard):
+        return fault
     try:
         check_on_shares(entry, hyper, sharding.shard)
         shares(parameters, sharding, precision)

@@ -83,6 +83,11 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     return Launch(world_size=world_size, rank=rank, local_rank=local_rank, local_world_size=local_world_size)
 
 
+def launch_command(num_processes: int) -> str:
+    """Return what to type for effcli in so many processes on one machine."""
+    return "effcli" if num_processes == 1 else f"torchrun --nproc-per-node {num_processes} -m effcli"
+
+
 def timeout_s(environment: Mapping[str, str] = os.environ) -> float:
     """Return the seconds that a process waits for the others.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from rich.text import Text
 
+from effcli.ranks.launch import launch_command
 from effcli.report.layout import fact_grid, print_parts, ruled_table
 from effcli.report.text import parameter_counts, plain, tokens_of_rows
 from effcli.spec import Task
@@ -89,7 +90,7 @@ def _explanations(record: SearchRecord) -> Iterable[tuple[str, str]]:
         if record.model.task not in get_args(Task):
             yield "train", f"effcli train does not learn {record.model.task}; the settings are for a loop of your own"
     if record.recipe is not None:
-        start = "effcli" if record.gpus == 1 else f"torchrun --nproc-per-node {record.gpus} -m effcli"
-        yield "recipe", f"row {record.chosen}: {start} train --recipe {record.recipe} --data YOUR_DATA"
+        train = f"{launch_command(record.gpus)} train"
+        yield "recipe", f"row {record.chosen}: {train} --recipe {record.recipe} --data YOUR_DATA"
     elif record.configurations:
         yield "or", "--out recipe.yaml writes row 1 as a recipe, --choose 2 the second"
