@@ -31,9 +31,10 @@ def with_gathering(
     A group is gathered into a buffer, padded, and copied out of it. The root's parameters stay from its forward pass to
     the end of the backward pass; a layer's are let go after its forward pass and gathered again in the backward pass,
     the next layer's while it computes. A buffer lives until the next one is copied out, in the backward pass until it
-    is copied out itself. Whole gradients live until the backward pass leaves their group. They are copied into the input of a
-    reduce-scatter then, which lives until the next one; its output are the shards of the gradients. `copied` says
-    whether the backend copies what it exchanges for the time of a call, as gloo does on a CPU: NCCL does not.
+    is copied out itself. Whole gradients live until the backward pass leaves their group. They are copied into the
+    input of a reduce-scatter then, which lives until the next one; its output are the shards of the gradients.
+    `copied` says whether the backend copies what it exchanges for the time of a call, as gloo does on a CPU: NCCL does
+    not.
     """
     return _Gathering(micro, shards, world_size, copied=copied).tape()
 
