@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from effcli.engines.gathering import fingerprints
+from effcli.engines.same_weights import sums_of_bits
 from effcli.optim import registry
 from effcli.optim.groups import decay_groups
 from tests.commands import TINY_DISTILBERT, csv_file, model_folder, same_weights, saved_weights, untimed
@@ -206,7 +206,7 @@ def model_of(dtype: torch.dtype) -> torch.nn.Module:
 
 
 def stepped(entry: registry.OptimizerEntry, dtype: torch.dtype, seed: int, **hyper: Any) -> dict[str, int]:
-    """Return the fingerprints of a model after three steps on the same gradients, drawn upon a seed."""
+    """Return the sums of the bits of a model after three steps on the same gradients, drawn upon a seed."""
     model = model_of(dtype)
     optimizer = entry.build(decay_groups(model, 0.01), {**registry.default_hyper(entry), **hyper})
     torch.manual_seed(seed)
@@ -217,7 +217,7 @@ def stepped(entry: registry.OptimizerEntry, dtype: torch.dtype, seed: int, **hyp
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=numbers).to(dtype)
         optimizer.step()
-    return dict(fingerprints(model))
+    return sums_of_bits(model)
 
 
 @pytest.mark.slow

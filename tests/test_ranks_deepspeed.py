@@ -14,6 +14,7 @@ import pytest
 from effcli.errors import MissingExtraError, UsageError
 from effcli.optim.registry import default_hyper, find
 from effcli.pipeline.launching import check_launch, check_savable
+from effcli.pipeline.settling import settle
 from effcli.ranks.launch import Launch
 from effcli.spec import RunSpec, build_spec
 from tests.test_sharding_zero import needs_deepspeed
@@ -56,6 +57,15 @@ def test_state_in_few_bits_is_not_trained_in_flat_partitions() -> None:
         check_savable(entry, default_hyper(entry), "zero1")
     check_savable(entry, default_hyper(entry), "ddp")
     check_savable(find("adamw"), default_hyper(find("adamw")), "zero1")
+
+
+def test_names_mean_nothing_to_flat_partitions_and_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("effcli.packages.is_installed", lambda package: True)
+    monkeypatch.setattr("effcli.pipeline.settling.read_launch", lambda: TWO)
+    optim = {"name": "adamw", "overrides": {"embed": {"lr": 0.1}}}
+    loop = {"shard": "zero1", "engine": "accelerate", "device": "cpu"}
+    with pytest.raises(UsageError, match="--override 'embed': with --shard zero1"):
+        settle(build_spec({"loop": loop, "optim": optim}))
 
 
 @needs_deepspeed

@@ -5,7 +5,7 @@ What is saved is whole, so that it does not say how the run was spread, and any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -253,17 +253,3 @@ def _rows(value: DTensor) -> slice:
     each = -(-value.shape[0] // value.device_mesh.size())
     first = min(each * value.device_mesh.get_local_rank(), value.shape[0])
     return slice(first, first + value.to_local().shape[0])
-
-
-def fingerprints(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield the name of each parameter and a number that its bits decide: their sum, as integers."""
-    names, sums = [], []
-    for name, parameter in model.named_parameters():
-        bits = parameter.detach().contiguous().flatten().view(_INTEGERS[parameter.element_size()])
-        names.append(name)
-        sums.append(bits.sum(dtype=torch.int64))
-    yield from zip(names, torch.stack(sums).tolist() if sums else [], strict=True)
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers that are as wide as an element."""

@@ -17,18 +17,14 @@ def first_not_finite(model: torch.nn.Module) -> str | None:
     Of a sharded one this process's share counts. Least and largest value tell it without a tensor beside the parameter:
     both are NaN where one element is.
     """
+    from effcli.storage import local
+
     name: str
     for name, parameter in model.named_parameters():
-        value = mine(parameter.detach())
+        value = local(parameter.detach())
         if value.numel() and not all(math.isfinite(float(end)) for end in value.aminmax()):
             return name
     return None
-
-
-def mine(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process holds of a tensor: its share of a sharded one."""
-    share: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return share
 
 
 def refuse_files_not_finite(model: torch.nn.Module, name: str) -> None:

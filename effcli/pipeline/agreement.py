@@ -68,13 +68,11 @@ def check_same_weights(model: torch.nn.Module) -> None:
     """
     if world_size() == 1:
         return
-    from effcli.engines.gathering import fingerprints
+    from effcli.engines.same_weights import first_that_differs
 
-    of_all = gathered(dict(fingerprints(model)))
-    for rank, others in enumerate(of_all):
-        names = [name for name, value in of_all[0].items() if others.get(name) != value]
-        if names:
-            raise DataError(
-                f"rank {rank} has loaded other weights than rank 0 of {names[0]}; give all processes the same files of "
-                "the model"
-            )
+    if found := first_that_differs(model):
+        rank, name = found
+        raise DataError(
+            f"rank {rank} has loaded other weights than rank 0 of {name}; give all processes the same files of the "
+            "model"
+        )

@@ -16,6 +16,7 @@ from effcli.models.flags import check_model_flags
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
 from effcli.pipeline.launching import check_launch, check_savable
+from effcli.pipeline.ranks import check_on_shares
 from effcli.ranks.launch import Launch, read_launch
 from effcli.tracking.services import check_services
 
@@ -62,7 +63,7 @@ def settle(spec: RunSpec) -> Settled:
     spec = _settle_schedule(spec, entry, hyper)
     registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
     if launch.has_many:
-        registry.check_shards(entry, spec.loop.shard, hyper)
+        check_on_shares(entry, hyper, spec.loop.shard)
         check_savable(entry, hyper, spec.loop.shard)
     return Settled(spec=spec, device=device, entry=entry, hyper=hyper, launch=launch, baseline=baseline)
 

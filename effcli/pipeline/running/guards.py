@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from effcli.errors import EffcliError, TrainingFailedError, WriteError, chain, first_line, kind_and_line
 from effcli.files import NO_ROOM, refused_write
 from effcli.measure.free_memory import free_memory
-from effcli.models.finite import first_not_finite, mine
+from effcli.models.finite import first_not_finite
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
 from effcli.ranks.group import gathered, is_lost_peer, largest, world_size
 from effcli.ranks.loss import GO_ON, lost_peer
@@ -160,7 +160,9 @@ def broken_gradient(model: torch.nn.Module) -> str | None:
     """
     import torch
 
-    gradients = {name: mine(value.grad) for name, value in model.named_parameters() if value.grad is not None}
+    from effcli.storage import local
+
+    gradients = {name: local(value.grad) for name, value in model.named_parameters() if value.grad is not None}
     flags = largest([0.0 if torch.isfinite(gradient).all() else 1.0 for gradient in gradients.values()])
     broken = [name for name, flag in zip(gradients, flags, strict=True) if flag]
     return broken[0] if 0 < len(broken) < len(gradients) else None
@@ -184,21 +186,19 @@ def refuse_weights_that_are_not_finite(model: torch.nn.Module) -> None:
 def refuse_replicas_that_differ(model: torch.nn.Module) -> None:
     """Refuse to save as one model what has become several: each process has one, and all must hold the same.
 
-    Collective; the sums of the bits of each parameter are compared.
+    Collective.
 
     Raises:
         TrainingFailedError: they do not.
     """
-    from effcli.engines.gathering import fingerprints
+    from effcli.engines.same_weights import first_that_differs
 
     if world_size() == 1:
         return
-    of_all = gathered(dict(fingerprints(model)))
-    for number, other in enumerate(of_all):
-        for name, value in of_all[0].items():
-            if other.get(name) != value:
-                raise TrainingFailedError(
-                    f"the weights of {name} in rank {number} are no longer those in rank 0: the processes have trained "
-                    "different models, and nothing of this update is saved, earlier checkpoints are intact. Take "
-                    "another --optim, or one process"
-                )
+    if found := first_that_differs(model):
+        rank, name = found
+        raise TrainingFailedError(
+            f"the weights of {name} in rank {rank} are no longer those in rank 0: the processes have trained different "
+            "models, and nothing of this update is saved, earlier checkpoints are intact. Take another --optim, or one "
+            "process"
+        )
