@@ -129,6 +129,22 @@ def scaled(factor: int) -> dict[str, Any]:
     return dumped
 
 
+def exchanging(made: MemoryPlan) -> MemoryPlan:
+    """Return the plan of one of several processes, with as much for exchange as for weights."""
+
+    def with_exchange(moment: PhaseBytes) -> PhaseBytes:
+        more = {"communication_bytes": moment.weights_bytes, "total_bytes": moment.total_bytes + moment.weights_bytes}
+        return moment.model_copy(update=more)
+
+    return made.model_copy(
+        update={
+            "basis": {**made.basis, "communication": "assumed"},
+            "phases": {name: with_exchange(moment) for name, moment in made.phases.items()},
+            "first_phases": {name: with_exchange(moment) for name, moment in made.first_phases.items()},
+        }
+    )
+
+
 def estimate(*plans: MemoryPlan, **changes: Any) -> EstimateRecord:
     """Return an estimate of distilbert-base-cased, one optimizer for each plan."""
     names = ("adamw", "adam8bit", "adafactor")

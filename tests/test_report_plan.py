@@ -94,6 +94,23 @@ def test_phases_of_both_updates_stand_in_one_unit_with_the_peak_marked_and_the_b
     assert rows[-1][1:] == ["exact", "exact", "exact", "traced", "traced"]
 
 
+@pytest.mark.parametrize("factor", [1, 4, 400])
+def test_with_a_column_for_exchange_no_word_of_the_phases_is_cut(
+    factor: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a process every part of which takes thousands of MiB as well."""
+    grown = plans.plan(**plans.scaled(factor)) if factor > 1 else plans.plan()
+    text = shown(capsys, plans.exchanging(grown))
+    assert max(map(len, text.splitlines())) <= 80
+    unit = "GiB" if factor == 400 else "MiB"
+    rows = section(text, f"Highest moments, first and later updates, in {unit}; > is the peak")
+    assert rows[0] == ["weights", "gradients", "state", "activ.", "temp.", "exchange", "total"]
+    assert [row[0] for row in rows[1:]] == [
+        "first", "forward", "backward", "step", "later", "forward", ">backward", "step", "basis",
+    ]  # fmt: skip
+    assert rows[-1][1:] == ["exact", "exact", "exact", "traced", "traced", "assumed"]
+
+
 def test_what_the_device_needs_is_summed_up_with_the_basis_of_each_amount(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, plans.plan())
     assert fact(text, "verdict").startswith("fits: 2.59 GiB of 16.00 GiB, 13.41 GiB to spare")

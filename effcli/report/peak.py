@@ -31,6 +31,8 @@ _COLUMNS = {
     Category.TEMPORARIES: "temporaries",
     Category.COMMUNICATION: "exchange",
 }
+_SHORT = {Category.ACTIVATIONS: "activ.", Category.TEMPORARIES: "temp."}
+"""Headings where seven columns of amounts must keep to 80 characters."""
 _UPDATES = {"first": "the first update", "later": "later updates"}
 _BAR = 20
 _FEWEST_PARTS, _SMALLEST_SHARE = 6, 0.002
@@ -113,12 +115,14 @@ def verdict(plan: MemoryPlan) -> str:
 def phase_table(plan: MemoryPlan) -> Table:
     """Return the highest moment of each phase, of the first update and of later ones, in one unit."""
     both = {"first update": plan.first_phases, "later updates": plan.phases}
+    title, mark, headings = "The highest moment of each phase", "> ", _COLUMNS
+    if is_shown(plan, Category.COMMUNICATION):
+        both = {"first": plan.first_phases, "later": plan.phases}
+        title, mark, headings = "Highest moments, first and later updates", ">", {**_COLUMNS, **_SHORT}
     amounts = [phase.total_bytes or 0 for phases in both.values() for phase in phases.values()]
     unit, unit_name = common_unit(max(amounts, default=0))
-    shown = {category: name for category, name in _COLUMNS.items() if is_shown(plan, category)}
-    table = ruled_table(
-        f"The highest moment of each phase, in {unit_name}; > is the peak", "", *shown.values(), "total"
-    )
+    shown = {category: name for category, name in headings.items() if is_shown(plan, category)}
+    table = ruled_table(f"{title}, in {unit_name}; > is the peak", "", *shown.values(), "total")
     for name, phases in both.items():
         if not phases:
             continue
@@ -127,7 +131,7 @@ def phase_table(plan: MemoryPlan) -> Table:
             is_peak = phase == plan.peak_phase and name.startswith(plan.peak_update or "later")
             cells = [getattr(parts, f"{category}_bytes") for category in shown]
             numbers = [NOT_AVAILABLE if cell is None else in_unit(cell, unit) for cell in (*cells, parts.total_bytes)]
-            table.add_row(f"{'> ' if is_peak else '  '}{phase}", *numbers, style="bold" if is_peak else "")
+            table.add_row(f"{mark if is_peak else ' ' * len(mark)}{phase}", *numbers, style="bold" if is_peak else "")
         table.add_section()
     if amounts:
         table.add_row("basis", *(plan.basis.get(category, "") for category in shown), style="dim")
