@@ -13,7 +13,7 @@ import typer
 from effcli.endings import ending_of, has_traceback
 from effcli.interruption import forget_interruption, interrupt
 from effcli.masking import masked
-from effcli.ranks.voice import INTERRUPTED, is_ending, is_main, is_of, may_tell, reason_of_another
+from effcli.ranks.voice import INTERRUPTED, is_ending, is_main, may_tell, reason_of_another, with_rank
 from effcli.report.text import plain
 
 MAX_ERROR_CHARACTERS = 1500
@@ -35,14 +35,14 @@ def run_guarded(command: Callable[[], object], *, verbose: bool) -> int:
         text = error.format_message()  # empty where the help was asked for by giving no command
         text = f"{text.rstrip('.')}. See `{path} --help`." if text else ""
         if may_tell(text, 2) and text:
-            _say(f"{is_of(text)}{text}")
+            _say(with_rank(text))
         return 2
     except Exception as error:
         text, exit_code = ending_of(error)
         if verbose and has_traceback(error) and reason_of_another() is None:
             sys.stderr.write(masked(traceback.format_exc()))
         if may_tell(text, exit_code):
-            _say(f"{is_of(text)}{text}")
+            _say(with_rank(text))
         return exit_code
     return code if isinstance(code, int) else 0
 

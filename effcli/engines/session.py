@@ -15,7 +15,7 @@ from effcli.engines.base import EvalResult, Progress, UpdateResult
 from effcli.engines.window_schedule import WindowSchedule
 from effcli.errors import InterruptedRunError, TrainingFailedError
 from effcli.ranks.group import largest
-from effcli.ranks.roll import gone
+from effcli.ranks.members import gone
 from effcli.units import count
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What the processes of a run agree on, by torch's own collectives. Alone, everything here is trivial.
 
-Every function but `is_main` and `world_size` is collective: all ranks call it in the same order. Numbers are gathered
-and added in the order of the ranks, so that each rank comes to the same bits.
+`sums`, `largest`, `gathered` and `from_main` are collective: all ranks call them in the same order. Numbers are
+gathered and added in the order of the ranks, so that each rank comes to the same bits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from effcli.errors import DeviceError, EffcliError
 from effcli.ranks.connections import hang_up, open_sockets
 from effcli.ranks.launch import Launch, timeout_s
-from effcli.ranks.loss import lost_peer
+from effcli.ranks.lost_peer import lost_peer
 from effcli.ranks.meeting import agree
-from effcli.ranks.voice import fail
+from effcli.ranks.voice import leave_reason
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def joined(launch: Launch, device: torch.device, store: Store | None) -> Iterato
         yield
     except BaseException as error:
         told = lost_peer(error, "the run has stopped") if is_lost_peer(error) else error
-        fail(told)
+        leave_reason(told)
         if backend == "gloo":
             hang_up(connections)
         if told is error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from effcli.errors import DeviceError, UsageError
 from effcli.ranks import voice
 from effcli.ranks.launch import Launch, timeout_s
-from effcli.ranks.roll import Member, gone, keep, myself
+from effcli.ranks.members import Member, gone, keep, myself
 from effcli.ranks.store import find_store
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def met(launch: Launch, facts: Mapping[str, str]) -> Iterator[Store | None]:
         agree(store, launch, "facts", facts)
         yield store
     except BaseException as error:
-        voice.fail(error)
+        voice.leave_reason(error)
         raise
     finally:
         voice.end(launch)

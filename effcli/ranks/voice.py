@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from effcli.errors import EffcliError, InterruptedRunError, TrainingFailedError, UsageError, kind_and_line
 from effcli.ranks.launch import ALONE, Launch, read_launch
-from effcli.ranks.roll import gone, members
+from effcli.ranks.members import gone, members
 from effcli.ranks.store import find_store, is_of_launcher
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def use_store(store: Any) -> None:
     _store, _ends_badly, _main_tells = store, False, False
 
 
-def fail(error: BaseException) -> None:
+def leave_reason(error: BaseException) -> None:
     """Leave the reason why this process ends for the others, unless one of them has left one.
 
     To be called before the group is left: whoever notices that then finds the reason.
@@ -106,7 +106,7 @@ def reason_of_another() -> Reason | None:
         if _store is None or not _store.check([_REASON]):
             return None
         reason = Reason(**json.loads(_store.get(_REASON)))
-    except Exception:  # as in `fail`
+    except Exception:  # as in `leave_reason`
         return None
     return None if reason.rank == _launch().rank else reason
 
@@ -122,7 +122,7 @@ def is_main() -> bool:
 
 
 def has_met_others() -> bool:
-    """Return whether this process has been in a process group with others."""
+    """Return whether this process has met others, or left word for them."""
     return _store is not None
 
 
@@ -142,7 +142,7 @@ def _claims(launch: Launch) -> bool:
     try:
         assert _store is not None
         return bool(_store.compare_set(_TOLD, "", mine) == mine.encode())
-    except Exception:  # as in `fail`
+    except Exception:  # as in `leave_reason`
         dead = {member.rank for member in gone()}
         return launch.rank == min((member.rank for member in members() if member.rank not in dead), default=launch.rank)
 
@@ -161,7 +161,7 @@ def _left_word(launch: Launch, text: str, exit_code: int) -> bool:
             use_store(PrefixStore(FIRST_RUN, find_store(launch, wait_s=LAST_WORDS_S)))
         except EffcliError:
             return False
-        fail(PeerFailedError(text, exit_code=exit_code))
+        leave_reason(PeerFailedError(text, exit_code=exit_code))
         _ends_badly = False  # the launcher may still stop it
         end(launch)
         return True
@@ -169,10 +169,10 @@ def _left_word(launch: Launch, text: str, exit_code: int) -> bool:
     return False
 
 
-def is_of(text: str) -> str:
-    """Return how a message names the process that it is of; empty for rank 0, and where the text does."""
+def with_rank(text: str) -> str:
+    """Return a message that names the process that it is of; unchanged for rank 0, and where it does already."""
     launch = _launch()
-    return "" if launch.is_main or text.startswith("rank ") else f"rank {launch.rank}: "
+    return text if launch.is_main or text.startswith("rank ") else f"rank {launch.rank}: {text}"
 
 
 def end(launch: Launch) -> None:
@@ -192,7 +192,7 @@ def end(launch: Launch) -> None:
             time.sleep(_STEP_S)
             is_over = time.monotonic() >= end_s or any(member.rank == 0 for member in gone())  # and look once more
         _main_tells = _store.get(_ENDED) == b"told"
-    except Exception:  # as in `fail`
+    except Exception:  # as in `leave_reason`
         return
 
 

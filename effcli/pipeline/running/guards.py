@@ -13,7 +13,7 @@ from effcli.measure.free_memory import free_memory
 from effcli.models.finite import first_not_finite
 from effcli.pipeline.running.out_of_memory import RunOutOfMemoryError
 from effcli.ranks.group import gathered, is_lost_peer, largest, world_size
-from effcli.ranks.loss import GO_ON, lost_peer
+from effcli.ranks.lost_peer import GO_ON, lost_peer
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from effcli.errors import EffcliError, TrainingFailedError
 from effcli.ranks.launch import TIMEOUT, timeout_s
-from effcli.ranks.roll import gone
+from effcli.ranks.members import gone
 from effcli.ranks.voice import LostPeerError, reason_of_another
 
 GO_ON = "; checkpoints are intact, start the same command with --resume to go on"
