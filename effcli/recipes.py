@@ -156,7 +156,9 @@ def write_recipe(spec: RunSpec, path: Path, header: str) -> None:
 
 
 def copy_recipe(name_or_path: str, destination: Path, *, overwrite: bool = False) -> Path:
-    """Copy a recipe to a file, or into a folder, and return where it is; its command names the copy.
+    """Copy a recipe to a file, or into a folder, and return where it is.
+
+    Its command names the copy; what launches it, such as torchrun for several processes, stays.
 
     Raises:
         UsageError: unknown recipe, or the file is there already.
@@ -166,8 +168,11 @@ def copy_recipe(name_or_path: str, destination: Path, *, overwrite: bool = False
     target = destination / source.name if destination.is_dir() else destination
     if target.exists() and not overwrite:
         raise UsageError(f"'{target}' is there already; give another place, or --overwrite")
-    line = f"# Command: effcli train --recipe {shlex.quote(str(target))}"
-    write_text(target, _COMMAND.sub(lambda match: line, read_text(source), count=1))
+    text = read_text(source)
+    stated = _COMMAND.search(text)
+    launched, names_recipe, _ = stated[1].partition(" --recipe ") if stated else ("", "", "")
+    line = f"# Command: {launched if names_recipe else 'effcli train'} --recipe {shlex.quote(str(target))}"
+    write_text(target, _COMMAND.sub(lambda match: line, text, count=1))
     return target
 
 

@@ -259,6 +259,20 @@ def test_a_copy_names_itself_and_is_never_overwritten_silently(tmp_path: Path) -
     assert recipes.check(str(copied)).optim.name == "adamw"
 
 
+@pytest.mark.parametrize(
+    ("command", "launched"),
+    [
+        ("torchrun --nproc-per-node 2 -m effcli train --recipe 'a b.yaml'",
+         "torchrun --nproc-per-node 2 -m effcli train"),
+        ("effcli train --optim adamw", "effcli train"),
+    ],
+)  # fmt: skip
+def test_a_copy_is_launched_as_its_original_was(tmp_path: Path, command: str, launched: str) -> None:
+    original, copy = tmp_path / "a b.yaml", tmp_path / "c d.yaml"
+    recipes.write_recipe(RunSpec(), original, f"Purpose: a run\nCommand: {command}")
+    assert recipes.read_header(recipes.copy_recipe(str(original), copy)).command == f"{launched} --recipe '{copy}'"
+
+
 # Every recipe of the program
 
 
