@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -134,6 +135,28 @@ def test_the_plan_of_a_configuration_is_the_estimate_of_its_flags(plan: Callable
     estimated = effcli("estimate", model, *configuration["flags"].split(), "--json").record["optimizers"][0]
     assert estimated["plan"]["device_total_bytes"] == configuration["device_total_bytes"]
     assert estimated["plan"]["peak_allocated_bytes"] == configuration["peak_allocated_bytes"]
+    assert estimated["state_bytes"] == configuration["optimizer_state_bytes"]
+
+
+def test_what_the_search_was_given_for_the_model_and_the_optimizer_is_to_be_typed_as_well(
+    plan: Callable[..., Any], model: Path, tmp_path: Path
+) -> None:
+    """The recipe of the same row holds the same settings, and an estimate of them the same bytes."""
+    recipe = tmp_path / "recipe.yaml"
+    given = ("--freeze", "*embed*", "--freeze", "layer.0", "--stable-embedding", "--attn", "eager",
+             "--min-8bit-size", 100, "--keep-32bit", "lin1", "--max-grad-norm", "0.5")  # fmt: skip
+    own = ("--optim", "adam8bit", "--optim-arg", "beta2=0.98", "--precision", "fp32", "--gpu", "2GiB")
+    (configuration,) = plan(*given, *own, "--out", recipe, "--json").record["configurations"]
+    flags = shlex.split(configuration["flags"])
+    assert flags[flags.index("--freeze") :] == [
+        *("--freeze", "*embed*", "--freeze", "layer.0", "--attn", "eager", "--stable-embedding"),
+        *("--optim-arg", "beta2=0.98", "--keep-32bit", "lin1", "--min-8bit-size", "100"),
+        *("--max-grad-norm", "0.5"),
+    ]
+    typed = effcli("train", model, *flags, "--task", "classification", "--dry-run", "--json").record
+    assert typed["spec"] == effcli("train", "--recipe", recipe, "--dry-run", "--json").record["spec"]
+    estimated = effcli("estimate", model, *flags, "--json").record["optimizers"][0]
+    assert estimated["plan"]["device_total_bytes"] == configuration["device_total_bytes"]
     assert estimated["state_bytes"] == configuration["optimizer_state_bytes"]
 
 

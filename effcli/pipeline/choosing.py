@@ -19,9 +19,10 @@ from effcli.memory.sharding.share import Sharding
 from effcli.models.attention import FLASH, check_attention
 from effcli.models.flags import ALL_LINEAR
 from effcli.packages import is_installed
+from effcli.pipeline.chosen_flags import chosen_flags
 from effcli.pipeline.chosen_recipe import check_out, write_chosen
 from effcli.pipeline.estimating import Described, describe
-from effcli.pipeline.launching import ZERO_ENGINE, precision_fault
+from effcli.pipeline.launching import precision_fault
 from effcli.pipeline.peak_settings import Room, gpu_facts, has_bfloat16, room, with_defaults
 from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
@@ -182,16 +183,8 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     parameters = [replace(parameter, dtype=dtype) for parameter in described.parameters]
     micro, accum, gpus = candidate.batch_size, candidate.accum, question.gpus
     held = fullest(entry, hyper, parameters, question.sharding(candidate), candidate.precision)
-    length, target_length = question.spec.data.max_length, question.spec.data.max_target_length
-    flags = [
-        f"--optim {shlex.quote(entry.name)} --precision {candidate.precision} --batch-size {micro} --accum {accum}"
-    ]
-    flags += [f"--max-length {length}"] if length else []
-    flags += [f"--max-target-length {target_length}"] if target_length else []
-    flags += ["--gradient-checkpointing"] if candidate.recompute else []
-    flags += [f"--shard {candidate.shard}"] if candidate.shard != "ddp" else []
     learnt, model = described.shapes.task in get_args(Task), shlex.quote(described.known.name)
-    flags += [f"--engine {ZERO_ENGINE}"] if learnt and candidate.shard.startswith("zero") else []
+    flags = chosen_flags(candidate, question.spec, entry.name, learnt=learnt)
     start = f"{launch_command(gpus)} train" if learnt else "effcli estimate"
     there = ["--world-size", str(gpus)] if gpus > 1 and not learnt else []
     return Configuration(
