@@ -37,12 +37,17 @@ def _any_schedule(hyper: Hyper) -> Schedule:
     return "any"
 
 
-def _runs_on_shards(hyper: Hyper) -> None:
+Fault = Callable[[Hyper], str | None]
+"""Hyperparameters -> why an optimizer does not run so, as a clause; None where it does."""
+
+
+def runs_on_shards(hyper: Hyper) -> str | None:
+    """Return that nothing is wrong: the `shard_fault` and the `flat_fault` of most."""
     return None
 
 
-def never_on_shards(reason: str) -> Callable[[Hyper], str]:
-    """Return the `shard_fault` of an optimizer that never runs there, whatever its hyperparameters."""
+def never_on_shards(reason: str) -> Fault:
+    """Return the `shard_fault` or `flat_fault` of an optimizer that never runs so, whatever its hyperparameters."""
     return lambda hyper: reason
 
 
@@ -104,11 +109,13 @@ class OptimizerEntry:
     """Elements of a parameter from which its state is paged on CUDA; None where none ever is."""
     cpu_note: str | None = None
     """What differs on a CPU and should be said aloud."""
-    shard_fault: Callable[[Hyper], str | None] = _runs_on_shards
+    shard_fault: Fault = runs_on_shards
     """Why it cannot train parameters that torch's `fully_shard` has cut up, as a clause; None where it can.
 
     Where it can, its state is `state_layout` of the shards. Each one was tried with torch 2.13.
     """
+    flat_fault: Fault = runs_on_shards
+    """Why it fails on the flat partitions of DeepSpeed's ZeRO, or is another there; see `effcli.optim.flat`."""
 
     @property
     def eight_bit(self) -> bool:

@@ -18,7 +18,6 @@ from effcli.optim.families import (
     transformers,
 )
 from effcli.optim.families.bitsandbytes import entries as bitsandbytes
-from effcli.optim.flat import flat_fault
 from effcli.optim.hyper import default_hyper, resolve_hyper
 from effcli.packages import require_package
 from effcli.units import Basis
@@ -141,7 +140,7 @@ def check_shards(entry: OptimizerEntry, shard: Shard, hyper: Hyper | None = None
     if shard == "fsdp":
         fault, others = entry.shard_fault(hyper), "adamw, sgd-momentum, lion or adamw8bit-ao"
     else:
-        fault, others = flat_fault(entry, hyper) if shard != "ddp" else None, "adamw, sgd-momentum, lion or adamw8bit"
+        fault, others = entry.flat_fault(hyper) if shard != "ddp" else None, "adamw, sgd-momentum, lion or adamw8bit"
     if fault is not None:
         raise UsageError(
             f"optimizer '{entry.name}' does not run with --shard {shard}: {fault}; choose --shard ddp, or an optimizer "

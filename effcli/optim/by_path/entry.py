@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effcli.errors import EffcliError, UsageError, first_line
+from effcli.optim import flat
 from effcli.optim.by_path.load import load_class
 from effcli.optim.by_path.signature import WEIGHT_DECAY, Argument, arguments_of, needed_for_a_step, takes_weight_decay
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry, Schedule, never_on_shards
@@ -58,6 +59,7 @@ def entry_by_path(path: str) -> OptimizerEntry:
         state_layout=named.state_layout,
         basis=Basis.PROBED,
         shard_fault=never_on_shards("nothing is known about what a class by its path does to shards"),
+        flat_fault=flat.NOT_KNOWN,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from effcli.optim import flat
 from effcli.optim.building import named, with_betas
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry, never_on_shards
 from effcli.optim.groups import partition, upstream_groups
@@ -157,5 +158,6 @@ ENTRIES = (
         shard_fault=never_on_shards(
             "its projectors, and the moments of wide matrices, would lie whole in every process"
         ),
+        flat_fault=flat.FOR_MATRICES,
     ),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from effcli.optim import flat
 from effcli.optim.building import Arguments, builder, with_betas
-from effcli.optim.entry import Hyper, OptimizerEntry, never_on_shards
+from effcli.optim.entry import Fault, Hyper, OptimizerEntry, never_on_shards, runs_on_shards
 from effcli.optim.laws import ADAM_DEFAULTS, bytes_per_parameter, full, num_columns, num_rows, sized, width
 from effcli.optim.ranges import ABOVE_0, AT_LEAST_0, DECAY, Range
 from effcli.units import ParamInfo, StateTensor
@@ -74,7 +75,8 @@ def _entry(
     ranges: Mapping[str, Range] | None = None,
     not_overridable: frozenset[str] = frozenset(),
     states: int | None = None,
-    shard_fault: str | None = None,
+    shard_fault: Fault = runs_on_shards,
+    flat_fault: Fault = runs_on_shards,
 ) -> OptimizerEntry:
     """Return an entry; `states` of the weight's size give the rule of thumb for float32 weights."""
     return OptimizerEntry(
@@ -93,7 +95,8 @@ def _entry(
         rule_of_thumb_bytes=None if states is None else bytes_per_parameter(4 * states),
         build=builder("pytorch_optimizer", class_name, arguments),
         state_layout=layout,
-        shard_fault=(lambda hyper: None) if shard_fault is None else never_on_shards(shard_fault),
+        shard_fault=shard_fault,
+        flat_fault=flat_fault,
     )
 
 
@@ -127,7 +130,10 @@ ENTRIES = (
         arguments=with_betas("eps", "kahan_sum"),
         layout=_stable_adamw_layout,
         states=2,
-        shard_fault="its step takes a root of a tensor's mean in place, which torch 2.13 cannot do on shards",
+        shard_fault=never_on_shards(
+            "its step takes a root of a tensor's mean in place, which torch 2.13 cannot do on shards"
+        ),
+        flat_fault=flat.BY_NORMS,
     ),
     _entry(
         "came",
@@ -155,7 +161,8 @@ ENTRIES = (
         not_overridable=frozenset({"eps"}),  # upstream keeps the constructor's
         arguments=_came_arguments,
         layout=_came_layout,
-        shard_fault="its step computes norms in place, which torch 2.13 cannot do on shards",
+        shard_fault=never_on_shards("its step computes norms in place, which torch 2.13 cannot do on shards"),
+        flat_fault=flat.FACTORED,
     ),
     _entry(
         "adan",
@@ -176,7 +183,7 @@ ENTRIES = (
         arguments=with_betas("eps", count=3),
         layout=_full_states("exp_avg", "exp_avg_sq", "exp_avg_diff", "previous_grad"),
         states=4,
-        shard_fault="its step copies many tensors at once, which torch 2.13 cannot do on shards",
+        shard_fault=never_on_shards("its step copies many tensors at once, which torch 2.13 cannot do on shards"),
     ),
     _entry(
         "adabelief",
@@ -219,6 +226,7 @@ ENTRIES = (
         arguments=with_betas("eps", "d0", "d_coef", "bias_correction", "safeguard_warmup"),
         layout=_full_states("s", "p0", "exp_avg", "exp_avg_sq"),
         states=4,
-        shard_fault="its step flattens every weight, which torch 2.13 cannot do on uneven shards",
+        shard_fault=never_on_shards("its step flattens every weight, which torch 2.13 cannot do on uneven shards"),
+        flat_fault=flat.ONE_RATE_FOR_ALL,
     ),
 )

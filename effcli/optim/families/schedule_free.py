@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from effcli.optim import flat
 from effcli.optim.building import builder, named, with_betas
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.laws import ADAM_DEFAULTS, bytes_per_parameter, full
@@ -65,6 +66,7 @@ ENTRIES = (
         rule_of_thumb_bytes=bytes_per_parameter(8),
         build=builder("schedulefree", "AdamWScheduleFree", with_betas("eps", *_AVERAGING), finish=_to_train),
         state_layout=_adamw_layout,
+        flat_fault=flat.TWO_SETS_OF_WEIGHTS,
     ),
     OptimizerEntry(
         name="schedulefree-sgd",
@@ -83,5 +85,6 @@ ENTRIES = (
         rule_of_thumb_bytes=bytes_per_parameter(4),
         build=builder("schedulefree", "SGDScheduleFree", named("lr", "momentum", *_AVERAGING), finish=_to_train),
         state_layout=_sgd_layout,
+        flat_fault=flat.TWO_SETS_OF_WEIGHTS,
     ),
 )

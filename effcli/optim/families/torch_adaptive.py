@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from effcli.optim import implementation
+from effcli.optim import flat, implementation
 from effcli.optim.building import builder, named
 from effcli.optim.entry import Hyper, OptimizerEntry, never_on_shards
 from effcli.optim.laws import TORCH_STEP, bytes_per_parameter, full, num_columns, num_rows, sized, torch_step, width
@@ -82,6 +82,7 @@ ENTRIES = (
         build=builder("torch.optim", "Adafactor", _adafactor_arguments, for_all=implementation.keywords),
         state_layout=_adafactor_layout,
         shard_fault=never_on_shards("its step computes norms in place, which torch 2.13 cannot do on shards"),
+        flat_fault=flat.FACTORED,
     ),
     OptimizerEntry(
         name="adagrad",
@@ -115,6 +116,7 @@ ENTRIES = (
         ),
         state_layout=_adagrad_layout,
         shard_fault=implementation.fused_fault,
+        flat_fault=flat.MADE_ANEW,
     ),
     OptimizerEntry(
         name="rmsprop",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from effcli.optim import flat
 from effcli.optim.building import named, with_betas
 from effcli.optim.entry import Groups, Hyper, OptimizerEntry, never_on_shards
 from effcli.optim.groups import partition, split_groups
@@ -91,6 +92,7 @@ ENTRIES = (
         shard_fault=never_on_shards(
             "on shards torch 2.13 adds up products of whole matrices in bf16, which changes updates by percents"
         ),
+        flat_fault=flat.FOR_MATRICES,
         cpu_note="muon: it multiplies matrices in bf16, which a CPU without bf16 instructions does up to a hundred "
         "times slower than in float32; a large model needs a GPU",
     ),

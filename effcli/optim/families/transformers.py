@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from effcli.errors import UsageError
+from effcli.optim import flat
 from effcli.optim.building import builder, named
 from effcli.optim.entry import Hyper, OptimizerEntry, Schedule, never_on_shards
 from effcli.optim.laws import PYTHON_STEP, full, num_columns, num_rows, sized, width
@@ -94,5 +95,6 @@ ENTRIES = (
         build=builder("transformers.optimization", "Adafactor", _arguments),
         state_layout=_adafactor_layout,
         shard_fault=never_on_shards("its factors are plain tensors, which its step cannot combine with shards"),
+        flat_fault=flat.FACTORED,
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
+from effcli.optim import flat
 from effcli.optim.entry import OptimizerEntry, never_on_shards
 from effcli.optim.families.bitsandbytes.build import block_wise_builder
 from effcli.optim.families.bitsandbytes.families import FAMILIES, Family
@@ -54,6 +55,7 @@ def _entry(family: Family, bits: Literal[8, 32], *, paged: bool) -> OptimizerEnt
             else None
         ),
         shard_fault=never_on_shards("bitsandbytes' kernels take plain tensors, not shards"),
+        flat_fault=flat.norm_fault,
     )
 
 
