@@ -111,7 +111,9 @@ Device = Annotated[Text, option("auto, cpu, cuda or cuda:N. Default: auto.", LOO
 Shard = Annotated[
     Text,
     option(
-        "What each process of a launch holds: none (replicas), fsdp, or zero1 to zero3. Default: none.", LOOP, "NAME"
+        "What each launched process holds: ddp (all of it), fsdp, zero1, zero2 or zero3 (shares). Default: ddp.",
+        LOOP,
+        "NAME",
     ),
 ]
 Precision = Annotated[

@@ -49,7 +49,9 @@ Device = Annotated[o.Text, o.option("cuda or cpu; it need not be there. Default:
 WorldSize = Annotated[o.Text, o.option("Processes that train together, a device each. Default: 1.", o.LOOP, "INTEGER")]
 Shard = Annotated[
     o.Text,
-    o.option("What each of them holds: ddp (replicas), fsdp, zero1, zero2 or zero3. Default: ddp.", o.LOOP, "NAME"),
+    o.option(
+        "What each of them holds: ddp (all of it), fsdp, zero1, zero2 or zero3 (shares). Default: ddp.", o.LOOP, "NAME"
+    ),
 ]
 
 

@@ -31,7 +31,8 @@ Gpus = Annotated[o.Text, o.option("Cards of this kind, one process each. Default
 Shards = Annotated[
     o.Texts,
     o.option(
-        "Way to spread a run over several cards to try; repeatable. Default: ddp and fsdp.",
+        "What each of several cards holds: ddp (all of it), fsdp, zero1, zero2 or zero3 (shares); repeatable. "
+        "Default: ddp and fsdp.",
         SEARCH,
         "NAME",
         name="--shard",
@@ -39,7 +40,7 @@ Shards = Annotated[
 ]
 Margin = Annotated[o.Text, o.option("Percent of it that stays free. Default: 10.", SEARCH, "NUMBER")]
 EffectiveBatch = Annotated[
-    o.Text, o.option("Rows per update: micro-batch times accumulation. Default: 32.", SEARCH, "INTEGER")
+    o.Text, o.option("Rows per update: micro-batch times accumulation times cards. Default: 32.", SEARCH, "INTEGER")
 ]
 Out = Annotated[o.Text, o.option("Write the chosen configuration as a recipe.", o.OUTPUT, "FILE")]
 Choose = Annotated[o.Text, o.option("Row of the table that --out writes. Default: 1.", o.OUTPUT, "INTEGER")]

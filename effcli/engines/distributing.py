@@ -39,7 +39,7 @@ def shard(model: torch.nn.Module, device: torch.device) -> None:
 
     scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
     if scalars:
-        raise UsageError(f"--shard fsdp: {scalars[0]} has no dimension that could be divided; use --shard none")
+        raise UsageError(f"--shard fsdp: {scalars[0]} has no dimension that could be divided; use --shard ddp")
     mesh = init_device_mesh(device.type, (world_size(),))
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh)
@@ -62,7 +62,7 @@ def check_sharded(model: torch.nn.Module) -> None:
         if not isinstance(parameter, DTensor) or parameter.device_mesh.size() != world_size():
             raise DeviceError(
                 f"--shard fsdp: {name} is not sharded over the {world_size()} processes, which would train copies; "
-                "use --engine pytorch, or --shard none"
+                "use --engine pytorch, or --shard ddp"
             )
 
 
@@ -78,7 +78,7 @@ def replicated(model: torch.nn.Module, loop: Loop) -> torch.nn.Module:
 
 
 def exchanging(model: torch.nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-    """Return the surroundings of a micro-batch: replicas exchange gradients in the `last` of a window alone.
+    """Return the surroundings of a micro-batch: replicas exchange gradients in the last of a window alone.
 
     A shard exchanges them in each one, because holding them back would mean to hold all of them (FSDP2).
     """

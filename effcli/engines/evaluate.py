@@ -39,9 +39,9 @@ def evaluate(
             with autocast(device, precision):
                 logits = model(**inputs).logits
             total += float(window_loss.total(logits, labels))
-            num_items += int(is_item(labels).sum())
+            counts = is_item(labels)
+            num_items += int(counts.sum())
             if window_loss.objective == "classification":
-                counts = is_item(labels)
                 predicted += logits.argmax(-1)[counts].tolist()
                 expected += labels[counts].tolist()
     model.train(was_training)

@@ -128,7 +128,7 @@ def _whole_entry(value: Any, parameter: torch.Tensor, *, packed: bool) -> Any:
     if value.shape != parameter.shape:
         raise TrainingFailedError(
             "the optimizer shards state of another shape than its parameter, from which no run could go on; use "
-            "--shard none"
+            "--shard ddp"
         )
     if not packed:
         return _on_main(value)

@@ -98,6 +98,12 @@ class MemoryPlan(Fact):
         phases = self.first_phases if self.peak_update == "first" else self.phases
         return phases.get(self.peak_phase) if self.peak_phase else None
 
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        """Return what its amounts are of; one process exchanges nothing."""
+        exchanges = Category.COMMUNICATION in self.basis
+        return tuple(category for category in Category if exchanges or category is not Category.COMMUNICATION)
+
 
 def exact_plan(
     *,

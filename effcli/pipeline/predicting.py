@@ -14,7 +14,7 @@ from effcli.memory.allocator import Allocator
 from effcli.memory.compose import updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.scale import NotAffineError, scaled
-from effcli.memory.sharding.program import exchanging, held, is_replica
+from effcli.memory.sharding.program import exchanging, held, is_replica, is_zero, stepping
 from effcli.memory.sharding.share import ALONE, Sharding, Share
 from effcli.memory.sharding.shares import shares
 from effcli.memory.tape import Alloc, Begin, Free, MicroTape, Program, StepTapes
@@ -43,7 +43,7 @@ class Settings:
     """What of a loop decides about memory; `padded` says whether rows are filled up to `max_length`.
 
     Targets of seq2seq have `max_target_length` tokens, none for as many. With `sharding` over several processes, rows
-    and micro-batches are those of one of them, and the prediction is that of rank 0, which holds most.
+    and micro-batches are those of one of them, and the prediction is that of rank 0.
     """
 
     batch_size: int
@@ -155,7 +155,7 @@ class Predictor:
         return updates(
             held(tracer.parameters, tracer.buffers, share, sharding),
             exchanging(self.micro(settings), share, sharding, device=self.device),
-            (steps.first, steps.later),
+            [stepping(step, share, sharding, settings.precision) for step in (steps.first, steps.later)],
             built=steps.built,
             accum=min(settings.accum, SIMULATED_MICRO_BATCHES),
             held_batches=settings.accum if self._target.device == "cpu" else 0,
@@ -228,17 +228,18 @@ class Predictor:
         return [param for param in stepped if param.trainable and param.name not in left_out]
 
     def _share(self, settings: Settings) -> Share:
-        """Return what rank 0 holds."""
+        """Return what rank 0 holds; in stage 2 of ZeRO, what the rank with most gradients does, the rest being equal."""
         key = (settings.precision, settings.sharding)
         if key not in self._shares:
             parameters = self._tracer(settings).parameters
-            self._shares[key] = shares(parameters, settings.sharding, settings.precision)[0]
+            held = shares(parameters, settings.sharding, settings.precision)
+            self._shares[key] = max(held, key=lambda share: share.gradients_bytes)  # the first of equals
         return self._shares[key]
 
     def _traced_sizes(self, settings: Settings) -> dict[int, MicroTape]:
         """Return the tapes that were traced with settings like these, by batch size."""
         lengths = (settings.max_length, settings.max_target_length)
-        key = (*lengths, settings.padded, settings.precision, settings.gradient_checkpointing)
+        key = (*lengths, settings.padded, _traced_precision(settings), settings.gradient_checkpointing)
         return self._micros.setdefault(key, {})
 
     def _traced(self, settings: Settings) -> MicroTape:
@@ -253,15 +254,20 @@ class Predictor:
             lambda: fake_batch(subject.config, subject.task, shape),
             forward=forward,
             loss=loss,
-            precision=settings.precision,
+            precision=_traced_precision(settings),
             padded=settings.padded,
         )
 
     def _tracer(self, settings: Settings) -> Tracer:
-        key = (weights_dtype(settings.precision), settings.gradient_checkpointing)
+        key = (weights_dtype(_traced_precision(settings)), settings.gradient_checkpointing)
         if key not in self._tracers:
             self._tracers[key] = Tracer(lambda: self._subject.build(*key), self._target.kernels)
         return self._tracers[key]
+
+
+def _traced_precision(settings: Settings) -> str:
+    """Return the precision that the model's own code runs in: under DeepSpeed 16 bit is the model's, without autocast."""
+    return "bf16-pure" if is_zero(settings.sharding) and settings.precision != "fp32" else settings.precision
 
 
 def _forward_and_loss(task: str) -> tuple[Callable[..., Any], Callable[..., Any]]:

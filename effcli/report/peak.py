@@ -116,12 +116,12 @@ def phase_table(plan: MemoryPlan) -> Table:
     """Return the highest moment of each phase, of the first update and of later ones, in one unit."""
     both = {"first update": plan.first_phases, "later updates": plan.phases}
     title, mark, headings = "The highest moment of each phase", "> ", _COLUMNS
-    if is_shown(plan, Category.COMMUNICATION):
+    if Category.COMMUNICATION in plan.categories:
         both = {"first": plan.first_phases, "later": plan.phases}
         title, mark, headings = "Highest moments, first and later updates", ">", {**_COLUMNS, **_SHORT}
     amounts = [phase.total_bytes or 0 for phases in both.values() for phase in phases.values()]
     unit, unit_name = common_unit(max(amounts, default=0))
-    shown = {category: name for category, name in headings.items() if is_shown(plan, category)}
+    shown = {category: name for category, name in headings.items() if category in plan.categories}
     table = ruled_table(f"{title}, in {unit_name}; > is the peak", "", *shown.values(), "total")
     for name, phases in both.items():
         if not phases:
@@ -136,11 +136,6 @@ def phase_table(plan: MemoryPlan) -> Table:
     if amounts:
         table.add_row("basis", *(plan.basis.get(category, "") for category in shown), style="dim")
     return table
-
-
-def is_shown(plan: MemoryPlan, category: Category) -> bool:
-    """Return whether a plan has a category: one process exchanges nothing."""
-    return category is not Category.COMMUNICATION or category in plan.basis
 
 
 def measured_phase_table(plan: MemoryPlan | None, allocator: AllocatorFacts) -> Table:

@@ -72,7 +72,7 @@ def _exchange(record: RunRecord) -> list[MemoryRow]:
     ranks, plan = record.optimizer.per_rank, record.optimizer.plan
     if not ranks or not ranks[0].communication_bytes:
         return []
-    basis = plan.basis.get("communication", Basis.ASSUMED) if plan else Basis.ASSUMED
+    basis = plan.basis.get(Category.COMMUNICATION, Basis.ASSUMED) if plan else Basis.ASSUMED
     return [MemoryRow(label=EXCHANGE, estimated=ranks[0].communication_bytes, measured=None, basis=basis)]
 
 

@@ -76,11 +76,11 @@ def choose_window(
     best: tuple[int, _Epoch, int] | None = None
     first = start_update + num_cold
     for epoch in _epochs(sampler, lengths, schedule, start_update, total_updates=total_updates, first=first):
-        if not len(ranks := epoch.ranks()):
+        if not len(preferences := epoch.preferences()):
             continue
-        place = int(ranks.argmax())
-        if best is None or ranks[place] > best[0]:
-            best = (int(ranks[place]), epoch, place + epoch.first_place)
+        place = int(preferences.argmax())
+        if best is None or preferences[place] > best[0]:
+            best = (int(preferences[place]), epoch, place + epoch.first_place)
         if best[0] >= _most(lengths, schedule):
             break
     return None if best is None else best[1].window(best[2])
@@ -121,12 +121,12 @@ class _Epoch:
     largest: np.ndarray[Any, Any]
     num_batches: int
 
-    def ranks(self) -> np.ndarray[Any, Any]:
+    def preferences(self) -> np.ndarray[Any, Any]:
         """Return how much each is preferred: four times its size, 2 for gradients that live, 1 for a late step."""
         places = np.arange(len(self.rows))
         is_late = self.first_update + places // self.accum > _COLD_STEPS
-        ranks: np.ndarray[Any, Any] = 4 * self.largest + 2 * (places % self.accum > 0) + is_late
-        return ranks[self.first_place : self.num_batches]
+        preferences: np.ndarray[Any, Any] = 4 * self.largest + 2 * (places % self.accum > 0) + is_late
+        return preferences[self.first_place : self.num_batches]
 
     def window(self, place: int) -> Window:
         """Return the window with the micro-batch at a place."""

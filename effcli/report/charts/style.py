@@ -75,9 +75,8 @@ class Drawn:
 
 
 def layers_of(plan: MemoryPlan) -> Layers:
-    """Return the categories that a plan has: one process exchanges nothing."""
-    exchanges = Category.COMMUNICATION in plan.basis
-    return {category: look for category, look in LAYERS.items() if exchanges or category is not Category.COMMUNICATION}
+    """Return the categories that a plan has, from the bottom up."""
+    return {category: look for category, look in LAYERS.items() if category in plan.categories}
 
 
 def layer_colours(field: str, names: Iterable[tuple[str, str]], *, columns: int | None) -> Any:

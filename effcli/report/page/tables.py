@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from effcli.report.charts.names import Named
-from effcli.report.charts.style import layers_of
 from effcli.report.charts.tradeoff import kept_by
 from effcli.report.number_text import NOT_AVAILABLE, amount, difference, mib, number, ratio
 from effcli.report.page.shell import escaped
 from effcli.report.ranks import rank_rows
 from effcli.report.rows import BEFORE_ACTIVATIONS, memory_rows
 from effcli.report.text import common_unit, in_unit, plain
-from effcli.units import Category, count, format_bytes, format_count
+from effcli.units import count, format_bytes, format_count
 
 if TYPE_CHECKING:
     from effcli.measure.comparison_record import Summary
@@ -108,7 +107,7 @@ def _memory_rows(run: RunRecord) -> Iterable[str]:
         told = difference(gap) if not row.in_elements else NOT_AVAILABLE if gap is None else f"{gap:+,}" if gap else "0"
         yield _memory_row(row.label, written(row.estimated), row.basis, written(row.measured), told)
         if row.label == BEFORE_ACTIVATIONS and plan is not None and peak is not None:
-            for category in (category for category in Category if category in layers_of(plan)):
+            for category in plan.categories:
                 held = getattr(peak, f"{category}_bytes")
                 basis = plan.basis.get(category, "")
                 label = f"{category.replace('_', ' ')} at the peak ({plan.peak_phase})"
