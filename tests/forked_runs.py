@@ -128,13 +128,18 @@ def _serve(log: str, modules: list[str]) -> None:
 
 
 def _run(arguments: list[str], log: str) -> None:
-    """Become `effcli ARGUMENTS`, as its console script does it; returns never."""
-    from effcli.cli import app
-
+    """Become `effcli ARGUMENTS` with both streams in a file; returns never."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    become(arguments)
+
+
+def become(arguments: list[str]) -> None:
+    """Become `effcli ARGUMENTS`, as its console script does it; returns never."""
+    from effcli.cli import app
+
     sys.argv = ["effcli", *arguments]
     try:
         app.main()

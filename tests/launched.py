@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from tests.forked_runs import PREPARATION
+from tests.forked_runs import PREPARATION, become
 
 LONGEST_S = 60.0
 """Seconds after which the processes of a launch are killed: a test of what ends must end."""
@@ -162,25 +162,15 @@ def _serve(modules: list[str]) -> None:
 
 
 def _run(job: dict[str, Any]) -> None:
-    """Become `effcli ARGUMENTS`, as its console script does it; returns never."""
-    from effcli.cli import app
-
+    """Become `effcli ARGUMENTS` as one of several processes, with its faults; returns never."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(job["streams"], start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(job["environment"])
     os.fsync = lambda descriptor: None  # none of these runs has to outlive a loss of power
-    sys.argv = ["effcli", *job["arguments"]]
     for name, settings in job["faults"]:
         getattr(import_module("tests.rank_faults"), name)(**settings)
-    try:
-        app.main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    os._exit(99)
+    become(job["arguments"])
 
 
 if __name__ == "__main__":

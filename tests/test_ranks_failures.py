@@ -90,7 +90,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(run: Run) -> No
 def test_a_process_that_stands_still_is_given_up_after_the_time_that_was_set(run: Run) -> None:
     fault = ("waiting", {"update": 3, "seconds": 2.5})
     ended = run.launch(faults={1: [fault]}, environment={"EFFCLI_RANK_TIMEOUT": "1"})
-    assert "another process has not answered for 1 seconds, the limit (EFFCLI_RANK_TIMEOUT)" in ended.error
+    assert "another process has not answered for 1 second, the limit (EFFCLI_RANK_TIMEOUT)" in ended.error
     assert run.record["failure"] == ended.error
 
 

@@ -13,8 +13,8 @@ class Configuration(Fact):
     """Settings of a run and what they take; `flags` is what to type after `effcli train MODEL`, `command` all of it.
 
     `spare_bytes` is what the card has left, the margin included; negative where it does not suffice. With several cards
-    weights, gradients and state are those of the fullest one, the peak is that of rank 0, and `batch.micro` and
-    `batch.accum` are those of each.
+    amounts are those of rank 0's, where no fewer elements lie than on another, and `batch.micro` and `batch.accum` are
+    those of each.
     """
 
     optimizer: str

@@ -28,7 +28,7 @@ from effcli.pipeline.planning import Limits, plan_memory
 from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.pipeline.searching import Candidate, Found, Planned, Space, search
 from effcli.pipeline.settling import quiet_transformers
-from effcli.pipeline.sharing import fullest, left_out, shard_faults, shards_tried
+from effcli.pipeline.sharing import held_by_rank_0, left_out, shard_faults, shards_tried
 from effcli.pipeline.subjects import estimated, target
 from effcli.ranks.launch import launch_command
 from effcli.search_spec import SearchSpec
@@ -182,7 +182,7 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     dtype = weights_dtype(candidate.precision)
     parameters = [replace(parameter, dtype=dtype) for parameter in described.parameters]
     micro, accum, gpus = candidate.batch_size, candidate.accum, question.gpus
-    held = fullest(entry, hyper, parameters, question.sharding(candidate), candidate.precision)
+    held = held_by_rank_0(entry, hyper, parameters, question.sharding(candidate), candidate.precision)
     learnt, model = described.shapes.task in get_args(Task), shlex.quote(described.known.name)
     flags = chosen_flags(candidate, question.spec, entry.name, learnt=learnt)
     start = f"{launch_command(gpus)} train" if learnt else "effcli estimate"

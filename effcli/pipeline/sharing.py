@@ -69,12 +69,12 @@ def left_out(faults: Faults) -> Iterator[str]:
         yield f"Left out: {fault.partition('; ')[0]}."
 
 
-def fullest(
+def held_by_rank_0(
     entry: OptimizerEntry, hyper: Hyper, parameters: Sequence[ParamInfo], sharding: Sharding, precision: str
 ) -> RankAmounts:
-    """Return what the card that holds most holds before activations."""
-    amounts = rank_amounts(entry, hyper, shares(parameters, sharding, precision))
-    return max(amounts, key=lambda rank: rank.total_before_activations_bytes)
+    """Return what rank 0 holds before activations, in bytes."""
+    (amounts,) = rank_amounts(entry, hyper, shares(parameters, sharding, precision)[:1])
+    return amounts
 
 
 def _fault(

@@ -6,6 +6,7 @@ from effcli.errors import EffcliError, TrainingFailedError
 from effcli.ranks.launch import TIMEOUT, timeout_s
 from effcli.ranks.members import gone
 from effcli.ranks.voice import LostPeerError, reason_of_another
+from effcli.units import count
 
 GO_ON = "; checkpoints are intact, start the same command with --resume to go on"
 _STANDS_STILL = ("Timed out waiting", "wait timeout")
@@ -21,8 +22,9 @@ def lost_peer(error: BaseException, where: str, *, hint: str = "") -> EffcliErro
     if reason is not None:
         return reason.as_error()
     if any(text in str(error) for text in _STANDS_STILL) and not gone():
+        limit = count(int(timeout_s()), "second")
         return TrainingFailedError(
-            f"{where}: another process has not answered for {timeout_s():,g} seconds, the limit ({TIMEOUT}){hint}"
+            f"{where}: another process has not answered for {limit}, the limit ({TIMEOUT}){hint}"
         )
     ended = gone(wait_s=_MOMENT_S)
     named = ", ".join(f"rank {member.rank} (process {member.process})" for member in ended)

@@ -81,7 +81,7 @@ def _explanations(record: SearchRecord) -> Iterable[tuple[str, str]]:
         if record.gpus > 1:
             yield (
                 "shard",
-                "ddp: each card holds the whole model; fsdp, zero: a share of it; amounts of the fullest card",
+                "ddp: each card holds the whole model; fsdp, zero: a share of it; amounts of rank 0's card",
             )
         context = record.context_source or record.context_basis
         yield "device", f"what must be free: tensors at the peak, the allocator's reserve (traced), CUDA ({context})"
