@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -61,8 +60,8 @@ def _part(vector: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([mine, mine.new_zeros(size - mine.numel())])
 
 
-_KNOWN: WeakKeyDictionary[Any, FlatPartitions] = WeakKeyDictionary()
-"""Models and optimizers, and their partitions."""
+_HERE = "_effcli_flat_partitions"
+"""Attribute of a model and an optimizer that has their partitions, which end with them."""
 
 
 class FlatPartitions:
@@ -85,7 +84,8 @@ class FlatPartitions:
     @classmethod
     def of(cls, owner: torch.nn.Module | torch.optim.Optimizer) -> FlatPartitions | None:
         """Return the partitions of a model or an optimizer; None where DeepSpeed made none."""
-        return _KNOWN.get(owner)
+        found: FlatPartitions | None = getattr(owner, _HERE, None)
+        return found
 
     def made(self, zero: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take what DeepSpeed made of them, and give the optimizer the flat tensors, each group those of its own."""
@@ -104,7 +104,8 @@ class FlatPartitions:
             groups.append({**group, **columns})
         optimizer.param_groups = groups
         self._model, self._optimizer = model, optimizer
-        _KNOWN[model] = _KNOWN[optimizer] = self
+        for owner in (model, optimizer):
+            setattr(owner, _HERE, self)
 
     def _flat(self, names: Iterable[str], partition: torch.Tensor, *, each: bool) -> Flat:
         names = tuple(names)

@@ -52,8 +52,8 @@ def whole_weights(model: torch.nn.Module) -> dict[str, Any]:
     if partitions := FlatPartitions.of(model):
         return partitions.weights()
     values = model.state_dict(keep_vars=True)  # the parameters themselves, so that tied ones are known
-    gathered = {id(value): _on_main(value) for value in values.values()}
-    return {name: gathered[id(value)] for name, value in values.items()}
+    wholes = {id(value): _on_main(value) for value in values.values()}
+    return {name: wholes[id(value)] for name, value in values.items()}
 
 
 def save_weights(weights: Mapping[str, Any], path: Path) -> None:
@@ -123,6 +123,11 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _whole_entry(value: Any, parameter: torch.Tensor, *, packed: bool) -> Any:
+    """Return what rank 0 writes of an entry of state, None elsewhere for a tensor; collective, see `whole_state`.
+
+    Raises:
+        TrainingFailedError: it is sharded and has not the shape of its parameter.
+    """
     if not isinstance(value, DTensor):
         return _on_main(value)
     if value.shape != parameter.shape:
@@ -202,7 +207,11 @@ def _on_main(value: Any) -> Any:
 
 
 def _share(value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """Return this process's state of a parameter, made of the whole or of all shares."""
+    """Return this process's state of a parameter, made of the whole or of all shares.
+
+    Raises:
+        RuntimeError: shares in few bits cannot be cut otherwise.
+    """
     shares = value[SHARES] if isinstance(value, dict) else [value]
     sharded = isinstance(parameter, DTensor)
     if isinstance(value, dict) and sharded and len(shares) == parameter.device_mesh.size():

@@ -17,9 +17,6 @@ from effcli.pipeline.launching import precision_fault, saving_fault
 from effcli.spec import Precision, Shard
 from effcli.units import ParamInfo
 
-WHOLE = "ddp"
-"""The mode in which every process holds the whole model; nothing is sharded."""
-
 
 def distribution(sharding: Sharding) -> DistributionFacts | None:
     """Return how a run is spread, for its record; None for one process."""
@@ -34,7 +31,7 @@ def check_processes(sharding: Sharding) -> None:
     Raises:
         UsageError: shares of one process.
     """
-    if sharding.world_size == 1 and sharding.shard != WHOLE:
+    if sharding.world_size == 1 and sharding.shard != "ddp":
         raise UsageError(
             f"--shard {sharding.shard}: one process has nobody to share with; say how many there are, such as "
             "--world-size 8"

@@ -62,7 +62,11 @@ def find_start(prepared: Prepared, folder: RunFolder) -> Start:
 
 
 def _refuse_other_folders(start: Start, folder: RunFolder) -> None:
-    """Raise unless all processes found the same checkpoint."""
+    """Raise unless all processes found the same checkpoint; collective.
+
+    Raises:
+        UsageError: they did not.
+    """
     of_all = gathered(start.checkpoint and start.checkpoint.name)
     for number, name in enumerate(of_all):
         if name != of_all[0]:

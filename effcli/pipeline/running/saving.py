@@ -64,7 +64,12 @@ class Saving:
             )
 
     def checkpoint(self, session: TrainingSession, profiled: ProfiledUpdate | None) -> None:
-        """Write a checkpoint; see `CheckpointStore.save` and the checks before it for what they raise."""
+        """Write a checkpoint.
+
+        Raises:
+            TrainingFailedError: weights are not finite, or not the same in all processes.
+            WriteError: it could not be written.
+        """
         self._check()
         with explained_saving(session.update):
             self.store.save(
