@@ -348,7 +348,7 @@ from effcli import devices, pipeline
 from effcli.report.progress import QuietProgress
 from effcli.spec import RunSpec
 
-def choose(name):
+def choose(name, launch):
     sys.exit(f"{{name}} {{sorted({{'transformers', 'torchao', 'peft', 'accelerate'}} & set(sys.modules))}}")
 
 devices.resolve_device = choose

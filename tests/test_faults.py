@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from effcli.data.batches import Collator
 from effcli.engines import checkpoint
 from effcli.pipeline.running import run as run_module
+from effcli.pipeline.running import saving
 from tests.commands import Result, effcli, same_weights, saved_weights, untimed
 from tests.jobs import ENGINES
 from tests.small_disks import files_of_at_most, small_disk
@@ -66,7 +67,7 @@ def test_a_checkpoint_that_finds_the_disk_full_stops_the_run_at_the_one_before(
     run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        limited(patched, checkpoint, "save_model", call=2)
+        limited(patched, checkpoint, "save_weights", call=2)
         failed = effcli(*run)
     out = tmp_path / "run"
     assert failed.code == 9
@@ -84,7 +85,7 @@ def test_a_run_that_finds_the_disk_full_before_its_first_checkpoint_starts_again
     run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        limited(patched, checkpoint, "save_model")
+        limited(patched, checkpoint, "save_weights")
         failed = effcli(*run)
     assert failed.error.endswith(
         "File too large; no intact checkpoint was saved before: make room, then --resume starts from the first update"
@@ -92,7 +93,7 @@ def test_a_run_that_finds_the_disk_full_before_its_first_checkpoint_starts_again
     check_resumed(run, tmp_path)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(run_module, "save_model"), (PreTrainedTokenizerFast, "save_pretrained")])
+@pytest.mark.parametrize(("owner", "name"), [(saving, "save_model"), (PreTrainedTokenizerFast, "save_pretrained")])
 def test_a_final_model_or_tokenizer_that_finds_the_disk_full_can_be_written_later(
     owner: Any, name: str, run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_final_model_or_tokenizer_that_finds_the_disk_full_can_be_written_late
 def test_the_first_error_is_not_lost_where_the_record_cannot_be_written_either(
     run: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limited(monkeypatch, checkpoint, "save_model", call=2)
+    limited(monkeypatch, checkpoint, "save_weights", call=2)
     limited(monkeypatch, run_module, "write_text")
     failed = effcli(*run)
     assert failed.code == 9
