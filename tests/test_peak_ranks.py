@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from effcli.measure.profiled import UpdateProfiler
 from effcli.memory.allocator import PlainAllocator
 from effcli.memory.compose import updates
 from effcli.memory.replay import Replay, replay
+from effcli.memory.sharding import zero
 from effcli.memory.sharding.program import exchanging, held, is_replica
 from effcli.memory.sharding.share import Sharding
 from effcli.memory.sharding.shares import shares
@@ -189,6 +191,40 @@ def test_the_peak_of_a_shard_is_what_torch_allocates_beside_the_backend(
     with pretended(world_size):
         measured = measured_peak(name, "fsdp", accum, recompute=recompute, tokens=tokens)
     assert without_copies(name, asked, choice()) == pytest.approx(measured, abs=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("shard", "precision", "measured"),
+    [("zero1", "fp32", 3_855_276), ("zero1", "bf16", 3_080_968), ("zero2", "fp32", 3_086_244)],
+)
+def test_a_step_of_deepspeed_takes_32_bit_gradients_of_a_partition_as_well(
+    shard: str, precision: str, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch's profiler saw beside weights and state in a warm step of DeepSpeed 0.19.8, two processes on a CPU."""
+    monkeypatch.setattr(zero, "REDUCE_BUCKET_ELEMENTS", 200_000)
+    asked = replace(settings(shard, 2, 2), precision=precision)
+    step = plan_memory(predictor("gpt2"), asked, choice(), Limits(budget_bytes=None, context_bytes=0)).phases["step"]
+    assert step.total_bytes is not None
+    beside = step.total_bytes - step.weights_bytes - step.optimizer_state_bytes
+    assert measured <= beside <= 1.01 * measured
+
+
+def test_under_deepspeed_16_bit_is_the_model_s_and_nothing_is_cast_for_a_while() -> None:
+    limits = Limits(budget_bytes=None, context_bytes=0)
+    found = predictor("gpt2")
+    replica, share = (
+        {part.name for part in plan_memory(found, replace(asked, precision="bf16"), choice(), limits).parts}
+        for asked in (settings("ddp", 2), settings("zero2", 2))
+    )
+    assert "autocast copies of weights" in replica - share
+
+
+def test_the_plan_of_stage_2_is_that_of_the_rank_with_most_gradients() -> None:
+    asked = settings("zero2", 5)
+    held = shares(parameter_infos(model("gpt2")), asked.sharding)
+    planned = plan_memory(predictor("gpt2"), asked, choice(), Limits(budget_bytes=None, context_bytes=0))
+    most = max(share.gradients_bytes for share in held)
+    assert planned.phases["step"].gradients_bytes == most > held[0].gradients_bytes
 
 
 @pytest.mark.parametrize("accum", [1, 2])

@@ -228,7 +228,7 @@ class Predictor:
         return [param for param in stepped if param.trainable and param.name not in left_out]
 
     def _share(self, settings: Settings) -> Share:
-        """Return what rank 0 holds; in stage 2 of ZeRO, what the rank with most gradients does, the rest being equal."""
+        """Return what rank 0 holds; in stage 2 of ZeRO what the rank with most gradients does, all else being equal."""
         key = (settings.precision, settings.sharding)
         if key not in self._shares:
             parameters = self._tracer(settings).parameters
@@ -266,7 +266,7 @@ class Predictor:
 
 
 def _traced_precision(settings: Settings) -> str:
-    """Return the precision that the model's own code runs in: under DeepSpeed 16 bit is the model's, without autocast."""
+    """Return the precision that the model's code runs in: DeepSpeed casts the model, and there is no autocast."""
     return "bf16-pure" if is_zero(settings.sharding) and settings.precision != "fp32" else settings.precision
 
 

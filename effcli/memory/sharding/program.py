@@ -12,18 +12,25 @@ from dataclasses import replace
 from effcli.memory.compose import resident
 from effcli.memory.sharding.gathering import with_gathering
 from effcli.memory.sharding.share import Sharding, Share
-from effcli.memory.tape import GRADIENT, Alloc, Event, Free, Mark, MicroTape
+from effcli.memory.sharding.zero import step_bytes
+from effcli.memory.tape import GRADIENT, Alloc, Event, Free, Mark, MicroTape, StepTape
 from effcli.units import Category, ParamInfo, Phase
 
 BUCKETS = "buckets of gradients"
 FRESH = "gradients before they are in buckets"
 MASTER = "32-bit copies of weights"
 EXCHANGED = "parameters and gradients in exchange"
+STEPPED = "32-bit gradients and buffers of a step"
 
 
 def is_replica(sharding: Sharding) -> bool:
     """Return whether each of several processes holds the whole model."""
     return sharding.world_size > 1 and sharding.shard == "ddp"
+
+
+def is_zero(sharding: Sharding) -> bool:
+    """Return whether DeepSpeed drives several processes."""
+    return sharding.world_size > 1 and sharding.shard.startswith("zero")
 
 
 def held(parameters: Sequence[ParamInfo], buffers: Mapping[str, int], share: Share, sharding: Sharding) -> list[Alloc]:
@@ -63,6 +70,16 @@ def exchanging(micro: MicroTape, share: Share, sharding: Sharding, *, device: st
     if sharding.shard == "fsdp":
         return with_gathering(micro, share.parameters, sharding.world_size, copied=device == "cpu")
     return _with_the_most(micro, share)
+
+
+def stepping(step: StepTape, share: Share, sharding: Sharding, precision: str) -> StepTape:
+    """Return the tape of a step on a rank, with what DeepSpeed takes for it."""
+    if not is_zero(sharding):
+        return step
+    block = 1 + max((event.block for event in step.events if isinstance(event, Alloc)), default=0)
+    block = max([block, *(1 + number for number in (*step.gradients.values(), *step.state.values()))])
+    taken = Alloc(block, step_bytes(share, sharding, precision), Category.COMMUNICATION, "", STEPPED)
+    return replace(step, events=(taken, *step.events, Free(block)))
 
 
 def _weights(parameters: Sequence[ParamInfo], share: Share, sharding: Sharding) -> list[ParamInfo]:

@@ -39,12 +39,26 @@ def zero_shares(parameters: Sequence[ParamInfo], sharding: Sharding, precision: 
     `Share.parameters` are what the inner optimizer steps: one flat tensor of 32-bit numbers per parameter group
     (decayed weights, the rest), padding included, so a rule that asks for a tensor's size or dimensions sees the
     whole partition. DeepSpeed casts the model to the precision, and keeps a 32-bit copy of the partition even of a
-    32-bit model. Left out: the flat 32-bit gradient of one group, which is made for its step and freed after it.
+    32-bit model. Left out is what only a step takes: see `step_bytes`.
     """
-    width = DTYPE_BYTES[_MASTER_DTYPE] if precision == "fp32" else DTYPE_BYTES["bfloat16"]
+    width = _width(precision)
     if sharding.shard == "zero3":
         return _partitioned_weights(parameters, sharding.world_size, width)
     return _whole_weights(parameters, sharding, width)
+
+
+def step_bytes(share: Share, sharding: Sharding, precision: str) -> int:
+    """Return the bytes that a step takes beside the optimizer's own: the 32-bit gradient of one flat tensor after the
+    other and, in stage 3, the buffer for gradients on their way, which is there all the time (`IPGBucketZ3`).
+    """
+    gradient = max(info.num_bytes for info in share.parameters) if share.parameters else 0
+    bucket = REDUCE_BUCKET_ELEMENTS * _width(precision) if share.parameters and sharding.shard == "zero3" else 0
+    return gradient + bucket
+
+
+def _width(precision: str) -> int:
+    """Return the bytes of an element of the model, which DeepSpeed casts."""
+    return DTYPE_BYTES[_MASTER_DTYPE] if precision == "fp32" else DTYPE_BYTES["bfloat16"]
 
 
 def _whole_weights(parameters: Sequence[ParamInfo], sharding: Sharding, width: int) -> tuple[Share, ...]:
