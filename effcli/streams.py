@@ -45,12 +45,14 @@ def bear_lost_streams() -> None:
 
 
 def leave_out_advice() -> None:
-    """Keep what libraries advise when they are imported off stderr, where nobody can follow it.
+    """Keep what libraries advise off stderr, where nobody can follow it; to be called before torch is imported.
 
     On processors with bfloat16 products bitsandbytes asks for a package that multiplies 4-bit weights, of which none
-    are trained here (bitsandbytes/backends/cpu/ops.py, 0.50.2).
+    are trained here (bitsandbytes/backends/cpu/ops.py, 0.50.2). Each replica of a model that could not be traced looks
+    for parameters without gradient, and says where it found none (torch/csrc/distributed/c10d/reducer.cpp, 2.13).
     """
     logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def is_terminal(stream: TextIO) -> bool:

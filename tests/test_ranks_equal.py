@@ -127,6 +127,7 @@ def check_equal(folder: Path, cases: dict[str, Case], launches: LaunchServer, *,
     of_many = [settings(folder, name, case, ranks=ranks, processes=ranks) for name, case in cases.items()]
     done = launches.run("train", ranks=ranks, faults=[("several", {"runs": of_many})])
     assert set(done.codes.values()) == {0}, done.stderr
+    assert not any(done.stderr)
     for name, case in cases.items():
         flags = settings(folder, name, case, ranks=ranks, processes=1)
         pipeline.train(pipeline.resolve_spec(flags), progress=QuietProgress())

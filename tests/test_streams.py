@@ -32,6 +32,15 @@ import atexit, logging
 logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
 atexit.register(lambda: (logger.warning("Please make sure you already `pip install kernels`"), logger.error("broken")))
 """
+REPLICA = """
+from effcli.streams import leave_out_advice
+leave_out_advice()
+import torch
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1), find_unused_parameters=True)
+model(torch.ones(1, 2)).sum().backward()
+torch.distributed.destroy_process_group()
+"""
 COMMANDS = [("gpus",), ("optimizers", "adamw", "--json"), ("--help",)]
 IDS = [" ".join(command) for command in COMMANDS]
 
@@ -84,3 +93,8 @@ def test_advice_of_a_library_is_kept_off_the_terminal_and_its_errors_are_not(mod
     done = started("-c", f"{ADVISED}from {module} import main\nmain()", "gpus", stdin=subprocess.DEVNULL)
     assert "broken" in done.stderr
     assert "pip install" not in done.stderr
+
+
+def test_advice_of_torch_about_replicas_is_kept_off_the_terminal() -> None:
+    done = started("-c", REPLICA)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,6 +41,8 @@ def shard(model: torch.nn.Module, device: torch.device) -> None:
     scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
     if scalars:
         raise UsageError(f"--shard fsdp: {scalars[0]} has no dimension that could be divided; use --shard ddp")
+    # T5's family returns views of its position biases, to which it then adds out of place (transformers 5.24).
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDP\w*T5Block\) returned a view")
     mesh = init_device_mesh(device.type, (world_size(),))
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh)
