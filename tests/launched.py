@@ -89,15 +89,15 @@ class LaunchServer:
         environment: Mapping[str, str] | None = None,
         watch: Callable[[list[int]], None] | None = None,
         as_torchrun: bool = True,
+        store: Any = None,
     ) -> Launched:
         """Return how `effcli ARGUMENTS` ended in each of `ranks` processes; `more` are arguments of one rank alone,
         `faults` those of one rank by its number, or of all.
 
         `watch` is given the process numbers when all run. With one rank it is an ordinary run, without a launcher.
+        `store` is that of an earlier launch, which torchrun keeps when it starts the processes again.
         """
-        import torch.distributed as dist
-
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = store or self.new_store()
         jobs = []
         for rank in range(ranks):
             launcher = {
@@ -132,6 +132,13 @@ class LaunchServer:
             for kept, stream in zip((launched.stdout, launched.stderr), streams, strict=True):
                 kept.append(Path(stream).read_text())
         return launched
+
+    @staticmethod
+    def new_store() -> Any:
+        """Return a store at which processes can meet."""
+        import torch.distributed as dist
+
+        return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def _answer(self) -> str:
         return self._process.stdout.readline().strip()

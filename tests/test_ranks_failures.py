@@ -68,6 +68,19 @@ def test_a_killed_process_ends_the_run_at_once_with_one_message_and_it_can_go_on
     run.check_that_it_goes_on()
 
 
+def test_processes_that_the_launcher_starts_again_go_on_where_the_others_were_killed(run: Run) -> None:
+    store = LaunchServer.new_store()
+    ended = run.launch(faults={1: [("killed", {"update": 3})]}, store=store)
+    assert (ended.codes[1], run.saved) == (-signal.SIGKILL, [1, 2])
+    again = {"store": store, "environment": {"TORCHELASTIC_RESTART_COUNT": "1"}, "faults": {}}
+    assert "they would train from the beginning; start the same" in run.launch("--overwrite", **again).error
+    assert run.saved == [1, 2]
+    again["environment"] = {"TORCHELASTIC_RESTART_COUNT": "2"}
+    ended = run.launch("--resume", **again)
+    assert set(ended.codes.values()) == {0}, ended.stderr
+    assert (run.record["status"], len(run.record["history"])) == ("completed", 10)
+
+
 def test_what_one_process_alone_meets_is_told_by_rank_0_and_kept_in_the_record(run: Run) -> None:
     fault = ("raising", {"update": 3, "kind": "RuntimeError", "text": "some fault"})
     ended = run.launch(faults={1: [fault]})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from effcli.errors import UsageError
+from effcli.pipeline.launching import check_restart
 from effcli.ranks.launch import ALONE, Launch, read_launch, timeout_s
 from tests.commands import csv_file
 from tests.launched import LaunchServer
@@ -55,6 +56,17 @@ def test_the_time_to_wait_for_others_can_be_set() -> None:
     assert timeout_s({"EFFCLI_RANK_TIMEOUT": "90"}) == 90
     with pytest.raises(UsageError, match="EFFCLI_RANK_TIMEOUT is 'long'; set it to a whole number of seconds"):
         timeout_s({"EFFCLI_RANK_TIMEOUT": "long"})
+
+
+def test_processes_that_torchrun_starts_again_on_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    check_restart(resume=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(UsageError, match=r"torchrun has started the processes again .* which needs one machine"):
+        check_restart(resume=True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    check_restart(resume=True)
 
 
 def test_what_all_come_to_is_said_once(launches: LaunchServer, tmp_path: Path) -> None:

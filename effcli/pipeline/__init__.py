@@ -141,6 +141,9 @@ def train(
     Raises:
         EffcliError: see `effcli.pipeline.running.training.train`.
     """
+    from effcli.pipeline.launching import check_restart
+
+    check_restart(resume=resume)
     with _among_others(spec, resume=resume, overwrite=overwrite):
         from effcli.pipeline.running import training
 

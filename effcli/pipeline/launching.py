@@ -5,7 +5,7 @@ from __future__ import annotations
 from effcli.errors import UsageError
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.packages import require_installed
-from effcli.ranks.launch import Launch
+from effcli.ranks.launch import Launch, read_launch, restarts
 from effcli.spec import Engine, RunSpec, Shard
 
 ZERO_ENGINE: Engine = "accelerate"
@@ -40,6 +40,24 @@ def check_launch(spec: RunSpec, launch: Launch) -> None:
         _check_zero(spec)
     elif loop.compile:
         raise UsageError("--shard fsdp with --compile: layers are gathered outside of what is compiled; leave one out")
+
+
+def check_restart(*, resume: bool) -> None:
+    """Refuse processes that torchrun has started again, unless they go on.
+
+    Raises:
+        UsageError: they would begin anew, or are on several machines, which torchrun tells different counts of starts.
+    """
+    if not restarts():
+        return
+    again, launch = "torchrun has started the processes again (--max-restarts)", read_launch()
+    if launch.local_world_size < launch.world_size:
+        raise UsageError(f"{again}, which needs one machine; leave that out, and start all again with --resume")
+    if not resume:
+        raise UsageError(
+            f"{again}, and they would train from the beginning; start the same command with --resume, with which they "
+            "go on from the last checkpoint whenever they are started"
+        )
 
 
 def precision_fault(shard: Shard, precision: str) -> str | None:

@@ -17,6 +17,8 @@ _ACCELERATE = "ACCELERATE_MIXED_PRECISION"
 """What `accelerate launch` tells whatever it starts. Where more than one process was asked for it also sets
 `MASTER_ADDR`, and without `--multi_gpu` starts a single one of them on a machine without several cards (1.15)."""
 
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""What torchrun tells its processes: how often it has started them again (`--max-restarts`)."""
 
 TIMEOUT = "EFFCLI_RANK_TIMEOUT"
 """Seconds that a process waits for the others in an exchange before it gives the run up."""
@@ -86,6 +88,15 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
 def launch_command(num_processes: int) -> str:
     """Return what to type for effcli in so many processes on one machine."""
     return "effcli" if num_processes == 1 else f"torchrun --nproc-per-node {num_processes} -m effcli"
+
+
+def restarts(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how often the launcher of this machine has started the processes again after one of them failed.
+
+    Raises:
+        UsageError: the variable is no number.
+    """
+    return _number(environment, _RESTARTS, at_least=0) or 0
 
 
 def timeout_s(environment: Mapping[str, str] = os.environ) -> float:

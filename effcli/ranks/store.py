@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from effcli.errors import DeviceError, first_line
-from effcli.ranks.launch import Launch
+from effcli.ranks.launch import Launch, restarts
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def find_store(launch: Launch, *, wait_s: float) -> Store:
     """Return the store; waits for it up to `wait_s` seconds.
+
+    torchrun keeps it when it starts the processes again, with the addresses in it of those that have ended, on which
+    gloo would wait in vain (torch 2.13): each start has words of its own.
 
     Raises:
         DeviceError: it is not to be reached.
@@ -30,7 +33,7 @@ def find_store(launch: Launch, *, wait_s: float) -> Store:
             f"rank {launch.rank} does not find the others at MASTER_ADDR and MASTER_PORT ({first_line(error)}); "
             "start again with torchrun"
         ) from error
-    return store
+    return dist.PrefixStore(f"start {restarts()}", store)
 
 
 def is_of_launcher() -> bool:
