@@ -273,12 +273,13 @@ def test_a_step_on_shards_takes_its_temporaries_one_tensor_after_another() -> No
 def test_no_change_is_offered_that_does_not_run_on_shards() -> None:
     found = Predictor(predictor("gpt2")._subject, target("cuda"))
     limits = Limits(budget_bytes=None, context_bytes=0)
-    replica, shard = (
+    replica, shard, flat = (
         {change.flags for change in with_changes(plan_memory(found, *asked, limits), found, *asked).changes}
-        for asked in ((settings("ddp", 2), choice()), (settings("fsdp", 2), choice()))
+        for asked in ((settings(way, 2), choice()) for way in ("ddp", "fsdp", "zero1"))
     )
     assert {"--optim adamw8bit", "--optim-arg implementation=fused"} <= replica
     assert shard == {flags for flags in replica if not flags.startswith("--optim")}
+    assert flat == replica - {"--optim adamw8bit"}, "of which no checkpoint could be made"
 
 
 def peaks_with_gloo() -> int:

@@ -13,8 +13,10 @@ from effcli.memory.replay import LivePart, Moment, Replay, phases, timeline
 from effcli.memory.sharding.program import is_replica
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
+from effcli.optim.hyper import default_hyper
 from effcli.optim.implementation import NAME as IMPLEMENTATION
 from effcli.optim.implementation import has_implementation, with_implementation
+from effcli.pipeline.launching import saving_fault
 from effcli.pipeline.predicting import Choice, Predictor, Settings
 from effcli.spec import OptimSpec
 from effcli.trace.kinds import LIBRARY
@@ -197,12 +199,13 @@ def _of_the_optimizer(
 
 
 def _runs(entry: OptimizerEntry, settings: Settings) -> bool:
-    """Return whether an optimizer can be given what a process holds."""
+    """Return whether an optimizer can be given what a process holds, and is trained with it."""
+    shard = settings.sharding.shard if settings.sharding.world_size > 1 else "ddp"
     try:
-        registry.check_shards(entry, settings.sharding.shard if settings.sharding.world_size > 1 else "ddp")
+        registry.check_shards(entry, shard)
     except UsageError:
         return False
-    return True
+    return saving_fault(entry, default_hyper(entry), shard) is None
 
 
 def _least_state(
