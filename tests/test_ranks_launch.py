@@ -81,6 +81,7 @@ def test_what_all_come_to_is_said_once(launches: LaunchServer, tmp_path: Path) -
         (("--out", full), 2, "holds no run"),
         (("--device", "cuda:1"), 2, "--device cuda:1: each of the 2 processes takes a device of its own"),
         (("--auto-batch",), 2, "--auto-batch with 2 processes"),
+        (("--optim", "adamw4bit", "--shard", "fsdp", "--precision", "bf16-pure"), 2, "optimizer 'adamw4bit' with"),
     ):
         ended = launches.run("train", "--device", "cpu", *arguments)
         assert ended.codes[0] == code

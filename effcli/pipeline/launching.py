@@ -88,6 +88,26 @@ def _check_zero(spec: RunSpec) -> None:
         raise UsageError(f"{flag} with --percentile-clipping: DeepSpeed clips by itself; use --max-grad-norm alone")
 
 
+def step_fault(entry: OptimizerEntry, shard: Shard, precision: str) -> str | None:
+    """Return why an optimizer does not step shards in a precision, as a sentence's beginning; None where it does."""
+    if shard == "fsdp" and precision == "bf16-pure" and entry.package == "torchao":
+        return (
+            f"optimizer '{entry.name}' with --shard fsdp and --precision bf16-pure: torchao 0.18 combines its moments "
+            "with float32 gradients, which torch 2.13 refuses on shards of bf16 weights"
+        )
+    return None
+
+
+def check_steps(entry: OptimizerEntry, shard: Shard, precision: str) -> None:
+    """Refuse an optimizer whose first step would fail.
+
+    Raises:
+        UsageError: see `step_fault`.
+    """
+    if fault := step_fault(entry, shard, precision):
+        raise UsageError(f"{fault}; use --precision bf16, --shard ddp, or adamw")
+
+
 def saving_fault(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> str | None:
     """Return why no run could go on from a checkpoint, as a sentence's beginning; None where one can.
 

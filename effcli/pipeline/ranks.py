@@ -13,7 +13,7 @@ from effcli.memory.state import StateSummary, predict_state
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import Override
-from effcli.pipeline.launching import precision_fault, saving_fault
+from effcli.pipeline.launching import precision_fault, saving_fault, step_fault
 from effcli.spec import Precision, Shard
 from effcli.units import ParamInfo
 
@@ -44,10 +44,9 @@ def mode_notes(
     """Return a sentence on each thing that is estimated and that `effcli train` refuses."""
     if sharding.world_size == 1:
         return ()
-    faults = [
-        precision_fault(sharding.shard, precision),
-        *(saving_fault(entry, hyper, sharding.shard) for entry, hyper in optimizers),
-    ]
+    faults = [precision_fault(sharding.shard, precision)]
+    for entry, hyper in optimizers:
+        faults += (step_fault(entry, sharding.shard, precision), saving_fault(entry, hyper, sharding.shard))
     return tuple(f"Estimated, and not trained: {fault}." for fault in faults if fault)
 
 

@@ -15,7 +15,7 @@ from effcli.models.attention import check_attention, check_attention_runs
 from effcli.models.flags import check_model_flags
 from effcli.optim import registry
 from effcli.optim.overrides import override_notes
-from effcli.pipeline.launching import check_launch, check_savable
+from effcli.pipeline.launching import check_launch, check_savable, check_steps
 from effcli.pipeline.ranks import check_on_shares
 from effcli.ranks.launch import Launch, read_launch
 from effcli.tracking.services import check_services
@@ -64,6 +64,7 @@ def settle(spec: RunSpec) -> Settled:
     registry.check_works(entry, str(device), hyper, weights_dtype(spec.loop.precision))
     if launch.has_many:
         check_on_shares(entry, hyper, spec.loop.shard)
+        check_steps(entry, spec.loop.shard, spec.loop.precision)
         check_savable(entry, hyper, spec.loop.shard)
     return Settled(spec=spec, device=device, entry=entry, hyper=hyper, launch=launch, baseline=baseline)
 
