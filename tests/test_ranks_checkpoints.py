@@ -125,6 +125,7 @@ def test_replicas_draw_apart_in_dropout_and_alike_where_they_round_at_random(
     again = resumed(launches, whole, out, ranks=2, environment=EAGER).record
     assert untimed(again["history"]) == untimed(record["history"])
     assert same_weights(saved_weights(out), saved_weights(whole))
+    import_module("torchao.optim")  # which lets torch load its tensors
     training = torch.load(whole / "checkpoints" / "update-00000003" / "training.pt", weights_only=True)
     first, second = (state["torch"] for state in training["random"])
     assert not torch.equal(first, second)
