@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from effcli.errors import UsageError
+from effcli.memory.sharding.share import is_zero
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.packages import require_installed
 from effcli.ranks.launch import Launch, read_launch, restarts
@@ -24,7 +25,7 @@ def check_launch(spec: RunSpec, launch: Launch) -> None:
         if loop.shard != "ddp":
             raise UsageError(
                 f"--shard {loop.shard} needs several processes, and there is one; start with "
-                "torchrun --nproc-per-node 2 -m effcli train, or leave --shard out"
+                "torchrun --nproc-per-node 2 -m effcli train, or give --shard ddp"
             )
         return
     if loop.auto_batch:
@@ -64,7 +65,7 @@ def precision_fault(shard: Shard, precision: str) -> str | None:
     """Return why shards of a kind are not trained in a precision, as a sentence's beginning; None where they are."""
     if shard == "fsdp" and precision == "fp16":
         return "--shard fsdp with --precision fp16: the gradient scaler is for whole gradients"
-    if shard.startswith("zero") and precision not in ("fp32", "bf16"):
+    if is_zero(shard) and precision not in ("fp32", "bf16"):
         return (
             f"--shard {shard} with --precision {precision}: DeepSpeed keeps 32-bit weights and scales by rules of its "
             "own"
@@ -113,7 +114,7 @@ def saving_fault(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> str | Non
 
     Blocks of few bits lie across parameters in a flat partition.
     """
-    if shard.startswith("zero") and (hyper.get("optim_bits") == 8 or entry.package == "torchao"):
+    if is_zero(shard) and (hyper.get("optim_bits") == 8 or entry.package == "torchao"):
         return (
             f"optimizer '{entry.name}' with --shard {shard}: its blocks of few bits lie across parameters, so that no "
             "checkpoint could be taken apart"

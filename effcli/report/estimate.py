@@ -54,6 +54,7 @@ def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
     if record.tied:
         yield "tied", f"counted once: {listed(record.tied)}"
     yield "precision", record.precision
+    bound = "every total is a lower bound"
     if record.distribution is None:
         yield "weights", format_bytes(model.weights_bytes)
         yield "gradients", format_bytes(model.gradients_bytes)
@@ -61,10 +62,11 @@ def _facts(record: EstimateRecord) -> Iterable[tuple[str, str]]:
         yield "processes", how_spread(record.distribution)
         if any(rank.communication_bytes for rank in record.optimizers[0].per_rank):
             yield EXCHANGE, "held at most beside its share: gathered parameters, and buffers to reduce"
+            bound = "totals have the most of everything, which need not meet"
     if record.buffers_bytes:
         yield "buffers", f"{format_bytes(record.buffers_bytes)}, no parameters and in no total"
     if record.peak is None:
-        yield "activations", "not included: every total is a lower bound; --batch-size 8 asks for the peak"
+        yield "activations", f"not included: {bound}; --batch-size 8 asks for the peak"
         return
     yield from _peak_settings(record.peak)
 

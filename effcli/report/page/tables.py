@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from effcli.report.charts.names import Named
+from effcli.report.charts.style import LAYERS
 from effcli.report.charts.tradeoff import kept_by
 from effcli.report.number_text import NOT_AVAILABLE, amount, difference, mib, number, ratio
 from effcli.report.page.shell import escaped
@@ -110,7 +111,7 @@ def _memory_rows(run: RunRecord) -> Iterable[str]:
             for category in plan.categories:
                 held = getattr(peak, f"{category}_bytes")
                 basis = plan.basis.get(category, "")
-                label = f"{category.replace('_', ' ')} at the peak ({plan.peak_phase})"
+                label = f"{LAYERS[category][0]} at the peak ({plan.peak_phase})"
                 yield _memory_row(label, in_bytes(held), basis, NOT_AVAILABLE, NOT_AVAILABLE)
 
 
