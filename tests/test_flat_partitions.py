@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from effcli.engines.flat_partitions import FlatPartitions
-from effcli.engines.gathering import is_sharded
+from effcli.engines.whole_tensors import is_sharded
 from effcli.measure.optimizer_size import inspect_optimizer
 
 

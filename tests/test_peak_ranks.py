@@ -19,7 +19,7 @@ from effcli.memory.allocator import PlainAllocator
 from effcli.memory.compose import updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.sharding import zero
-from effcli.memory.sharding.program import exchanging, held, is_replica
+from effcli.memory.sharding.program import exchanging, held
 from effcli.memory.sharding.share import Sharding
 from effcli.memory.sharding.shares import shares
 from effcli.models.build import parameter_infos, recompute_activations
@@ -113,7 +113,7 @@ def without_copies(name: str, asked: Settings, optimizer: Choice) -> int:
         built=steps.built,
         accum=asked.accum,
         held_batches=asked.accum,
-        hands_over=is_replica(asked.sharding),
+        hands_over=asked.sharding.is_replicated,
     )
     return warm_peak(replay(list(program), PlainAllocator()))
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from effcli.engines.base import EvalResult
-from effcli.engines.gathering import load_state, load_weights, save_weights, whole_state, whole_weights
 from effcli.engines.random_states import random_state, restore_random_state
 from effcli.engines.session import Evaluation, Update
+from effcli.engines.whole_tensors import load_state, load_weights, save_weights, whole_state, whole_weights
 from effcli.engines.window_schedule import Position
 from effcli.errors import TrainingFailedError, kind_and_line
 from effcli.files import remove_folder, write_folder

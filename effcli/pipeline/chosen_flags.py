@@ -8,6 +8,7 @@ from typing import Any
 
 from effcli.estimate_spec import EstimateSpec
 from effcli.flags import ESTIMATE_FLAG_OF, FLAG_OF
+from effcli.memory.sharding.share import is_zero
 from effcli.pipeline.launching import ZERO_ENGINE
 from effcli.pipeline.searching import Candidate
 from effcli.spec import Section
@@ -27,7 +28,7 @@ def chosen_flags(candidate: Candidate, spec: EstimateSpec, name: str, *, learnt:
     flags += ["--max-target-length", str(target_length)] if target_length else []
     flags += ["--gradient-checkpointing"] if candidate.recompute else []
     flags += ["--shard", candidate.shard] if candidate.shard != "ddp" else []
-    flags += ["--engine", ZERO_ENGINE] if learnt and candidate.shard.startswith("zero") else []
+    flags += ["--engine", ZERO_ENGINE] if learnt and is_zero(candidate.shard) else []
     given = {**_given("model", spec.model), **_given("optim", spec.optim[candidate.optimizer])}
     if spec.loop.max_grad_norm != type(spec.loop)().max_grad_norm:
         given["loop.max_grad_norm"] = spec.loop.max_grad_norm

@@ -9,6 +9,7 @@ from typing import get_args
 from effcli.errors import UsageError
 from effcli.estimate_spec import EstimateSpec
 from effcli.measure.search_record import Configuration, SearchRecord
+from effcli.memory.sharding.share import is_zero
 from effcli.pipeline.launching import ZERO_ENGINE
 from effcli.pipeline.searching import Candidate
 from effcli.ranks.launch import launch_command
@@ -51,7 +52,7 @@ def _run_spec(candidate: Candidate, spec: EstimateSpec, task: str) -> RunSpec:
                 "accum": candidate.accum,
                 "gradient_checkpointing": candidate.recompute,
                 "shard": candidate.shard,
-                **({"engine": ZERO_ENGINE} if candidate.shard.startswith("zero") else {}),
+                **({"engine": ZERO_ENGINE} if is_zero(candidate.shard) else {}),
                 "max_grad_norm": spec.loop.max_grad_norm,
             },
         }

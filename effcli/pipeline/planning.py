@@ -10,7 +10,6 @@ from effcli.history.context import Context
 from effcli.memory.fit import LARGEST_BATCH, Need, largest_batch, largest_divisor, under_pressure, verdict
 from effcli.memory.plan import Change, Fits, MemoryPlan, PeakPart
 from effcli.memory.replay import LivePart, Moment, Replay, phases, timeline
-from effcli.memory.sharding.program import is_replica
 from effcli.optim import registry
 from effcli.optim.entry import OptimizerEntry
 from effcli.optim.hyper import default_hyper
@@ -64,7 +63,7 @@ def plan_memory(predictor: Predictor, settings: Settings, choice: Choice, limits
     played = _played(predictor, settings, choice, limits)
     steps = predictor.steps(settings, choice)
     device_total_bytes = played.reserved_bytes + limits.context_bytes
-    has_many = settings.sharding.world_size > 1
+    has_many = settings.sharding.has_many
     at_peak = steps.basis if played.peak.phase is Phase.STEP else Basis.TRACED
     basis = _basis(choice.entry, at_peak, limits, has_many=has_many)
     return MemoryPlan(
@@ -178,7 +177,7 @@ def _of_the_optimizer(
     predictor: Predictor, settings: Settings, choice: Choice
 ) -> Iterator[tuple[str, str, Settings, Choice]]:
     entry, hyper = choice.entry, choice.hyper
-    one_by_one = settings.sharding.world_size > 1 and settings.sharding.shard == "fsdp"
+    one_by_one = settings.sharding.has_rows
     if (
         not one_by_one
         and predictor.device == "cuda"
@@ -200,7 +199,7 @@ def _of_the_optimizer(
 
 def _runs(entry: OptimizerEntry, settings: Settings) -> bool:
     """Return whether an optimizer can be given what a process holds, and is trained with it."""
-    shard = settings.sharding.shard if settings.sharding.world_size > 1 else "ddp"
+    shard = settings.sharding.shard if settings.sharding.has_many else "ddp"
     try:
         registry.check_shards(entry, shard)
     except UsageError:
@@ -238,7 +237,7 @@ def _unreached(parameters: Sequence[ParamInfo], settings: Settings) -> Iterator[
     if parameters:
         names = listed([param.name for param in parameters])
         num_bytes = format_bytes(sum(param.num_bytes for param in parameters))
-        without = "no state of theirs" if is_replica(settings.sharding) else "neither gradients nor state of theirs"
+        without = "no state of theirs" if settings.sharding.is_replicated else "neither gradients nor state of theirs"
         yield f"The task gives {names} no gradient ({num_bytes}): the peak has {without}."
 
 

@@ -14,7 +14,7 @@ from effcli.memory.allocator import Allocator
 from effcli.memory.compose import updates
 from effcli.memory.replay import Replay, replay
 from effcli.memory.scale import NotAffineError, scaled
-from effcli.memory.sharding.program import exchanging, held, is_replica, is_zero, stepping
+from effcli.memory.sharding.program import exchanging, held, stepping
 from effcli.memory.sharding.share import ALONE, Sharding, Share
 from effcli.memory.sharding.shares import shares
 from effcli.memory.tape import Alloc, Begin, Free, MicroTape, Program, StepTapes
@@ -161,7 +161,7 @@ class Predictor:
             held_batches=settings.accum if self._target.device == "cpu" else 0,
             first=exchanging(self.micro(unlike.first), share, sharding, device=self.device) if unlike else None,
             held_bytes=unlike.held_bytes if unlike else None,
-            hands_over=is_replica(sharding),
+            hands_over=sharding.is_replicated,
         )
 
     def replay(self, settings: Settings, choice: Choice) -> Replay:
@@ -217,7 +217,7 @@ class Predictor:
                 device=self._target.device,
                 max_grad_norm=settings.max_grad_norm,
                 kernels=self._target.kernels,
-                one_by_one=settings.sharding.world_size > 1 and settings.sharding.shard == "fsdp",
+                one_by_one=settings.sharding.has_rows,
             )
         return self._steps[key]
 
@@ -267,7 +267,7 @@ class Predictor:
 
 def _traced_precision(settings: Settings) -> str:
     """Return the precision that the model's code runs in: DeepSpeed casts the model, and there is no autocast."""
-    return "bf16-pure" if is_zero(settings.sharding) and settings.precision != "fp32" else settings.precision
+    return "bf16-pure" if settings.sharding.is_flat and settings.precision != "fp32" else settings.precision
 
 
 def _forward_and_loss(task: str) -> tuple[Callable[..., Any], Callable[..., Any]]:

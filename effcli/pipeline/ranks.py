@@ -7,7 +7,7 @@ from typing import get_args
 
 from effcli.errors import UsageError
 from effcli.measure.rank_record import DistributionFacts, ModeAmounts, RankAmounts
-from effcli.memory.sharding.share import Sharding, Share
+from effcli.memory.sharding.share import Sharding, Share, is_zero
 from effcli.memory.sharding.shares import shares
 from effcli.memory.state import StateSummary, predict_state
 from effcli.optim import registry
@@ -31,7 +31,7 @@ def check_processes(sharding: Sharding) -> None:
     Raises:
         UsageError: shares of one process.
     """
-    if sharding.world_size == 1 and sharding.shard != "ddp":
+    if not sharding.has_many and sharding.shard != "ddp":
         raise UsageError(
             f"--shard {sharding.shard}: one process has nobody to share with; say how many there are, such as "
             "--world-size 8"
@@ -56,7 +56,7 @@ def check_layers(sharding: Sharding) -> None:
     Raises:
         UsageError: the optimizer is given flat tensors.
     """
-    if sharding.world_size > 1 and sharding.shard.startswith("zero"):
+    if sharding.is_flat:
         raise UsageError(
             f"--per-layer and --top: with --shard {sharding.shard} a process holds flat tensors that belong to no "
             "layer; leave them out, or choose --shard fsdp"
@@ -80,7 +80,7 @@ def check_on_shares(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> None:
     """
     registry.check_shards(entry, shard, hyper)
     overrides: tuple[Override, ...] = tuple(hyper.get("overrides", ()))
-    if shard.startswith("zero") and overrides:
+    if is_zero(shard) and overrides:
         raise UsageError(
             f"{overrides[0].flag} '{overrides[0].pattern}': with --shard {shard} an optimizer steps flat tensors that "
             "many parameters share, and sees no names; leave it out, or choose --shard fsdp"

@@ -23,16 +23,6 @@ EXCHANGED = "parameters and gradients in exchange"
 STEPPED = "32-bit gradients and buffers of a step"
 
 
-def is_replica(sharding: Sharding) -> bool:
-    """Return whether each of several processes holds the whole model."""
-    return sharding.world_size > 1 and sharding.shard == "ddp"
-
-
-def is_zero(sharding: Sharding) -> bool:
-    """Return whether DeepSpeed drives several processes."""
-    return sharding.world_size > 1 and sharding.shard.startswith("zero")
-
-
 def held(parameters: Sequence[ParamInfo], buffers: Mapping[str, int], share: Share, sharding: Sharding) -> list[Alloc]:
     """Return what is live on a rank before training; see `effcli.memory.compose.resident` for one process.
 
@@ -40,9 +30,9 @@ def held(parameters: Sequence[ParamInfo], buffers: Mapping[str, int], share: Sha
     pass, of the same bytes (torch 2.13, `torch/csrc/distributed/c10d/reducer.cpp`, `initialize_buckets`). They count as
     the gradients, which they hold from the end of a backward pass on.
     """
-    if sharding.world_size == 1:
+    if not sharding.has_many:
         return resident(parameters, buffers)
-    if is_replica(sharding):
+    if sharding.is_replicated:
         buckets = [
             Alloc(0, parameter.num_bytes, Category.GRADIENTS, parameter.name, BUCKETS)
             for parameter in parameters
@@ -62,9 +52,9 @@ def exchanging(micro: MicroTape, share: Share, sharding: Sharding, *, device: st
     FSDP2: see `effcli.memory.sharding.gathering`. ZeRO: what the rank holds at most is there from the start of the
     forward pass to the end of the backward pass, and its gradients from the start of the backward pass on.
     """
-    if sharding.world_size == 1:
+    if not sharding.has_many:
         return micro
-    if is_replica(sharding):
+    if sharding.is_replicated:
         fresh = {*micro.gradients.values()}
         return replace(micro, events=tuple(_recategorised(micro.events, fresh)))
     if sharding.shard == "fsdp":
@@ -74,7 +64,7 @@ def exchanging(micro: MicroTape, share: Share, sharding: Sharding, *, device: st
 
 def stepping(step: StepTape, share: Share, sharding: Sharding, precision: str) -> StepTape:
     """Return the tape of a step on a rank, with what DeepSpeed takes for it."""
-    if not is_zero(sharding):
+    if not sharding.is_flat:
         return step
     block = 1 + max((event.block for event in step.events if isinstance(event, Alloc)), default=0)
     block = max([block, *(1 + number for number in (*step.gradients.values(), *step.state.values()))])

@@ -15,6 +15,31 @@ class Sharding:
     shard: Shard = "ddp"
     world_size: int = 1
 
+    @property
+    def has_many(self) -> bool:
+        """Return whether there are several processes."""
+        return self.world_size > 1
+
+    @property
+    def is_replicated(self) -> bool:
+        """Return whether each of several processes holds the whole model (DDP)."""
+        return self.has_many and self.shard == "ddp"
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether each of several processes holds rows of every parameter (FSDP2)."""
+        return self.has_many and self.shard == "fsdp"
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether each of several processes steps a part of flat tensors (ZeRO)."""
+        return self.has_many and is_zero(self.shard)
+
+
+def is_zero(shard: Shard) -> bool:
+    """Return whether DeepSpeed's ZeRO is meant."""
+    return shard.startswith("zero")
+
 
 ALONE = Sharding()
 """One process, which holds everything."""

@@ -24,6 +24,7 @@ from effcli.masking import masked
 from effcli.measure.device_monitor import DeviceMonitor
 from effcli.measure.out_of_memory_record import OutOfMemoryFacts
 from effcli.measure.record import RunRecord, UpdateFacts
+from effcli.memory.sharding.share import is_zero
 from effcli.models.kv_cache import without_kv_cache
 from effcli.optim.modes import evaluation_weights
 from effcli.pipeline.build import Built, build_scheduler
@@ -263,7 +264,7 @@ class Run:
 
 def _engine(loop: LoopSpec) -> str:
     """Return the module that drives a run: under a mode of DeepSpeed its own loop, which accelerate prepares."""
-    return "deepspeed" if loop.shard.startswith("zero") else loop.engine
+    return "deepspeed" if is_zero(loop.shard) else loop.engine
 
 
 def _loop(prepared: Prepared, may_lack_gradients: bool) -> Loop:

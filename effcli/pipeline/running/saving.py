@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from effcli.engines.checkpoint import CheckpointStore, restore
-from effcli.engines.gathering import is_sharded, whole_weights
+from effcli.engines.whole_tensors import is_sharded, whole_weights
 from effcli.files import write_folder
 from effcli.models.lora import save_model
 from effcli.pipeline.running.guards import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from effcli.data.batches import Collator, eval_loader
 from effcli.engines.base import EvalResult
 from effcli.engines.evaluate import evaluate
-from effcli.engines.gathering import reshard
+from effcli.engines.whole_tensors import reshard
 from effcli.engines.window import WindowLoss
 from effcli.optim.modes import evaluation_weights
 
