@@ -16,7 +16,7 @@ import torch
 from transformers import get_scheduler
 
 from effcli.cli.boundary import run_guarded
-from effcli.engines import gathering
+from effcli.engines import whole_tensors
 from effcli.engines.checkpoint import FILES, MANIFEST, CheckpointStore, restore
 from effcli.errors import TrainingFailedError, WriteError, chain
 from effcli.files import DRAFT, refused_write, write_bytes, write_folder
@@ -89,7 +89,7 @@ def check_every(step: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     around = {end + near for end in ends for near in (-1, 0, 1) if end + near >= 0}
     for num_bytes in sorted({*range(0, total, step), *around, total - 1}):
         with monkeypatch.context() as patched:
-            for owner, name in ((gathering, "save_model"), (torch, "save"), (Path, "write_text")):
+            for owner, name in ((whole_tensors, "save_model"), (torch, "save"), (Path, "write_text")):
                 write = on_a_disk_of(before + num_bytes, run.folder, getattr(owner, name))
                 patched.setattr(owner, name, write if owner is not Path else _as_method(write))
             with pytest.raises(WriteError, match=r"could not write '.*update-00000002': File too large"):
