@@ -102,7 +102,7 @@ def test_a_rank_whose_state_is_not_as_predicted_is_named(capsys: pytest.CaptureF
 
 
 def test_a_run_is_off_its_prediction_where_one_rank_is() -> None:
-    assert "optimizer state of other ranks" in check_prediction(of_three(), 0)
+    assert "optimizer state, weights and gradients of every rank" in check_prediction(of_three(), 0)
     with pytest.raises(PredictionError, match="optimizer state of other ranks: predicted"):
         check_prediction(of_three(off=2), 0)
 

@@ -119,7 +119,7 @@ Shard = Annotated[
 Precision = Annotated[
     Text, option("fp32; bf16 or fp16 autocast over fp32 weights; bf16-pure. Default: fp32.", LOOP, "NAME")
 ]
-BatchSize = Annotated[Text, option("Rows per micro-batch. Default: 8.", LOOP, "INTEGER")]
+BatchSize = Annotated[Text, option("Rows per micro-batch, in each process. Default: 8.", LOOP, "INTEGER")]
 EvalBatchSize = Annotated[Text, option("Rows per evaluation batch. Default: the batch size.", LOOP, "INTEGER")]
 Accum = Annotated[Text, option("Micro-batches accumulated per update. Default: 1.", LOOP, "INTEGER")]
 AutoBatch = Annotated[

@@ -30,7 +30,7 @@ Task = Annotated[
 NumLabels = Annotated[
     o.Text, o.option("Classes of a classification head. Default: the model's own, or 2.", o.MODEL, "INTEGER")
 ]
-BatchSize = Annotated[o.Text, o.option("Rows per micro-batch. Default: 8.", PEAK, "INTEGER")]
+BatchSize = Annotated[o.Text, o.option("Rows per micro-batch, in each process. Default: 8.", PEAK, "INTEGER")]
 MaxLength = Annotated[
     o.Text, o.option("Tokens of every row. Default: the model's limit, at most 512.", PEAK, "INTEGER")
 ]

@@ -77,7 +77,16 @@ def _verdict(runs: Sequence[tuple[str, RunRecord]], tolerance: float) -> str:
         return "--tolerance: nothing is compared, for want of measurements."
     within = f"Within {tolerance:.15g} % of the prediction" if tolerance else "As predicted, to the byte"
     also = f" Not compared: {listed(list(left.values()), None)}." if left else ""
-    return f"{within}: {listed(list(compared), None, last='and')}.{also}"
+    return f"{within}: {listed(_short(compared), None, last='and')}.{also}"
+
+
+def _short(labels: Iterable[str]) -> list[str]:
+    """Return the names of amounts with those of all ranks said once."""
+    given = list(labels)
+    if not set(_OF_OTHERS) <= set(given):
+        return given
+    own = [label for label in given if label not in _OF_OTHERS]
+    return [f"{label} of every rank" if label == "gradients" else label for label in own]
 
 
 def _refuse(named: Iterable[tuple[str, _Twins]], tolerance: float) -> None:

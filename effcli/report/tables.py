@@ -148,7 +148,10 @@ def _remarks(record: RunRecord) -> Iterable[tuple[str, str]]:
         return
     if (profiled := measured.profiled) is not None:
         shape = f"{count(profiled.rows, 'row')} x {count(profiled.tokens, 'token')}"
-        yield "peak", f"allocated: all tensors of update {format_count(profiled.update)}, profiled; {shape}"
+        where = " on rank 0" if record.distribution else ""
+        yield "peak", f"allocated: all tensors of update {format_count(profiled.update)}{where}, profiled; {shape}"
+        if record.distribution and record.distribution.shard != "ddp":
+            yield "peak", "also what gloo copies to exchange and gives back late, which is not planned"
     elif measured.peak_allocated_bytes is not None:
         yield "peak", "allocated: the most that tensors took at once, activations included"
     yield "peak", "resident set: the whole process, Python and libraries included"
