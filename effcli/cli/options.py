@@ -111,7 +111,7 @@ Device = Annotated[Text, option("auto, cpu, cuda or cuda:N. Default: auto.", LOO
 Shard = Annotated[
     Text,
     option(
-        "What each launched process holds: ddp (all of it), fsdp, zero1, zero2 or zero3 (shares). Default: ddp.",
+        "What each process that torchrun starts holds: ddp (all), fsdp, zero1 to zero3 (shares). Default: ddp.",
         LOOP,
         "NAME",
     ),
