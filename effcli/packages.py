@@ -45,3 +45,13 @@ def require_installed(package: str, wanted_by: str, *, pip: str | None = None) -
 def is_installed(package: str) -> bool:
     """Return whether `package` is there to be imported, without importing it."""
     return importlib.util.find_spec(package.partition(".")[0]) is not None
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a distribution, by its name on PyPI; None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

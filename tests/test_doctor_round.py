@@ -408,8 +408,8 @@ def test_packages_outside_their_ranges_are_named_with_the_command(
 def test_a_missing_extra_is_a_note_and_a_missing_requirement_a_problem(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examine, "installed", lambda package: None)
-    monkeypatch.setattr("effcli.pipeline.doctoring.working.installed", lambda package: None)
+    monkeypatch.setattr(examine, "installed_version", lambda package: None)
+    monkeypatch.setattr("effcli.pipeline.doctoring.working.installed_version", lambda package: None)
     record = record_of()
     assert (line(record, "torchao").status, line(record, "bitsandbytes").status) == ("note", "problem")
     assert line(record, "torchao").remedy.startswith("pip install")

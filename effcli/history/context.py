@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from effcli.history.entry import HistoryEntry
 from effcli.history.file import history_file, read_lines
 from effcli.history.read import entries_of
 from effcli.memory.cards import CONTEXT_BYTES, cards_called
 from effcli.nvml.names import readable
+from effcli.packages import installed_version
 from effcli.units import GIB, MIB, Basis, count
 
 NUM_RUNS = 10
@@ -47,7 +47,7 @@ def context_for(card: str | None) -> Context:
     if card is None:
         return ASSUMED
     known = [run for run in _runs() if _measured_bytes(run) is not None and _is_same(card, run.card)]
-    installed = _installed_torch()
+    installed = installed_version("torch")
     runs = ([run for run in known if run.torch == installed] or known)[-NUM_RUNS:]
     if not runs:
         return ASSUMED
@@ -88,10 +88,3 @@ def _source(runs: Sequence[HistoryEntry]) -> str:
     one = versions.pop() if len(versions) == 1 else None
     torch = f" with torch {readable(one)}" if one else " with other versions of torch" if versions else ""
     return f"learnt from {count(len(runs), 'run')} on this card{torch}, the last on {runs[-1].date[:10]}"
-
-
-def _installed_torch() -> str | None:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None

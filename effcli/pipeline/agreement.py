@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from effcli.errors import DataError
 from effcli.flags import field_label
+from effcli.packages import installed_version
 from effcli.ranks.group import gathered, world_size
 from effcli.setting_texts import dotted
 
@@ -20,14 +21,7 @@ _PACKAGES = ("effcli", "torch", "transformers", "datasets", "accelerate", "bitsa
 
 def started_with(spec: RunSpec, **flags: bool) -> dict[str, str]:
     """Return the versions and the settings that a process was started with, by the names that a message gives them."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[f"version of {package}"] = version(package)
-        except PackageNotFoundError:
-            versions[f"version of {package}"] = "none"
+    versions = {f"version of {package}": installed_version(package) or "none" for package in _PACKAGES}
     settings = {field_label(name): str(value) for name, value in dotted(spec.model_dump(mode="json")).items()}
     return {**versions, **settings, **{f"--{name}": str(value) for name, value in flags.items()}}
 

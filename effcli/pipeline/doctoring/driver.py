@@ -11,9 +11,10 @@ from effcli.nvml.answers import Answer, CardIdentity, CardReading
 from effcli.nvml.failures import NO_PACKAGE, OLD_PACKAGE, NvmlReturn, NvmlUnavailableError, code_of
 from effcli.nvml.hardware import has_nvidia_card
 from effcli.nvml.session import NvmlSession, cards, find_card
+from effcli.packages import installed_version
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
-from effcli.pipeline.doctoring.installed import installed, pip_install
+from effcli.pipeline.doctoring.installed import pip_install
 from effcli.units import count
 
 REMEDY = (
@@ -135,7 +136,7 @@ def check_driver(facts: DriverFacts) -> Checks:
 def _not_answering(facts: DriverFacts) -> Check:
     if facts.reason in (NO_PACKAGE, OLD_PACKAGE):
         why, _, _ = facts.reason.partition("; pip ")
-        broken = why if installed("nvidia-ml-py") is None else f"{why}, or damaged"
+        broken = why if installed_version("nvidia-ml-py") is None else f"{why}, or damaged"
         return problem("driver", f"n/a: {broken}", f"{pip_install('nvidia-ml-py')} --force-reinstall")
     if facts.code in _NOTHING_THERE and not has_nvidia_card():
         return note("driver", f"n/a: {facts.reason}; this machine shows no NVIDIA card")

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from effcli.measure.doctor_record import CardFacts, DoctorRecord
+from effcli.packages import installed_version
 from effcli.pipeline.doctoring.asking import ProbeProcess, Reply
 from effcli.pipeline.doctoring.cards import check_cards, known_cards
 from effcli.pipeline.doctoring.disk import check_disk
 from effcli.pipeline.doctoring.driver import DriverFacts, check_driver, driver_facts
 from effcli.pipeline.doctoring.findings import BackgroundCheck, Checks, Tell, failed, guarded
 from effcli.pipeline.doctoring.hub_reach import check_cache, check_hub
-from effcli.pipeline.doctoring.installed import check_packages, check_program, installed, versions
+from effcli.pipeline.doctoring.installed import check_packages, check_program, versions
 from effcli.pipeline.doctoring.machine import check_history, check_memory, check_terminal
 from effcli.pipeline.doctoring.torch_check import TorchFacts, check_torch, torch_facts
 from effcli.pipeline.doctoring.visible import check_visible, named_identifiers
@@ -87,7 +88,7 @@ def _ask(device: str, tell: Tell) -> Answers:
         optimizers = {
             package: stack.enter_context(start("optimizer", name=name, device=device))
             for package, name in OPTIMIZERS.items()
-            if installed(package) is not None
+            if installed_version(package) is not None
         }
         return Answers(
             driver=driver_facts(driver),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.metadata import distribution, requires
 from shlex import quote
 
 from effcli import __version__
 from effcli.measure.doctor_record import Check
+from effcli.packages import installed_version
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
 from effcli.units import count, listed
 
@@ -33,20 +34,16 @@ class Wanted:
 
 def versions() -> dict[str, str | None]:
     """Return versions by package, None for those that are not installed."""
-    return {"effcli": __version__, "python": platform.python_version(), **{name: installed(name) for name in SHOWN}}
-
-
-def installed(package: str) -> str | None:
-    """Return the version of a package; None where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {
+        "effcli": __version__,
+        "python": platform.python_version(),
+        **{name: installed_version(name) for name in SHOWN},
+    }
 
 
 def pip_install(package: str) -> str:
     """Return the command that installs a package in the range that effcli declares for it."""
-    ranges = {wanted.name: wanted.range for wanted in wanted_packages()} if installed("effcli") else {}
+    ranges = {wanted.name: wanted.range for wanted in wanted_packages()} if installed_version("effcli") else {}
     return f"pip install {quote(package + ranges.get(package, ''))}"
 
 
@@ -58,7 +55,7 @@ def check_program() -> Checks:
 
 def check_packages() -> Checks:
     """Return whether installed packages lie in the ranges that effcli declares, and which pynvml there is."""
-    if installed("effcli") is None:
+    if installed_version("effcli") is None:
         return (note("packages", "effcli is not installed, so the ranges of its packages are not known"),)
     return (_ranges(tuple(wanted_packages())), *_deprecated_pynvml())
 
@@ -79,7 +76,7 @@ def wanted_packages(declared: Iterable[str] | None = None) -> Iterator[Wanted]:
         if not extra and wanted.marker is not None and not wanted.marker.evaluate():
             continue
         seen.add(wanted.name)
-        found = installed(wanted.name)
+        found = installed_version(wanted.name)
         fits = found is not None and wanted.specifier.contains(found, prereleases=True)
         yield Wanted(name=wanted.name, range=str(wanted.specifier), extra=extra, installed=found, fits=fits)
 
@@ -97,7 +94,9 @@ def _ranges(wanted: tuple[Wanted, ...]) -> Check:
         )
     needed = [one for one in wanted if not one.extra]
     missing = [one.name for one in wanted if one.installed is None]
-    shown = [f"{name} {found}" for name in ("transformers", "accelerate", "datasets") if (found := installed(name))]
+    shown = [
+        f"{name} {found}" for name in ("transformers", "accelerate", "datasets") if (found := installed_version(name))
+    ]
     text = f"all {count(len(needed), 'needed package')} in their ranges, {listed(shown)}"
     return ok(
         "packages", f"{text}; not installed, for some settings only: {listed(missing, None)}" if missing else text
@@ -106,7 +105,7 @@ def _ranges(wanted: tuple[Wanted, ...]) -> Check:
 
 def _deprecated_pynvml() -> Iterator[Check]:
     """Yield a line where the deprecated package that is named pynvml is there, which shares a module's name."""
-    found = installed("pynvml")
+    found = installed_version("pynvml")
     if found is None:
         return
     files = {file.parts[0] for file in distribution("pynvml").files or ()}

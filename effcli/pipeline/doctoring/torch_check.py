@@ -10,10 +10,11 @@ from typing import Any
 from effcli.measure.doctor_record import Check
 from effcli.nvml.cuda_versions import needs_newer_driver, version_numbers
 from effcli.nvml.visible import VISIBLE, check_listing, read_listing
+from effcli.packages import installed_version
 from effcli.pipeline.doctoring.asking import LATE, Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
-from effcli.pipeline.doctoring.installed import installed, pip_install
+from effcli.pipeline.doctoring.installed import pip_install
 from effcli.units import count
 
 _INDEX = "https://download.pytorch.org/whl/"
@@ -77,14 +78,14 @@ def check_torch(torch: TorchFacts, driver: DriverFacts) -> Checks:
 
 def _failing(failure: str, driver: DriverFacts) -> Check:
     """Return the line about a torch that is not there, does not load, or hangs or crashes where it looks for CUDA."""
-    found = installed("torch")
+    found = installed_version("torch")
     text = "not installed" if found is None else f"{found}, does not work: {failure}"
     return problem("torch", text, mending(failure, driver))
 
 
 def mending(failure: str, driver: DriverFacts) -> str:
     """Return what to do about a torch that failed; beside cards the driver may be at fault, and a hang says nothing."""
-    if installed("torch") is None:
+    if installed_version("torch") is None:
         return pip_install("torch")
     damaged = failure.startswith(_NOT_LOADED) or not (driver.cards or failure.startswith(LATE))
     return _forced("") if damaged else "look at what nvidia-smi and --verbose say"

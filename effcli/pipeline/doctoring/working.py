@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from effcli.measure.doctor_record import Check
+from effcli.packages import installed_version
 from effcli.pipeline.doctoring.asking import Reply
 from effcli.pipeline.doctoring.driver import DriverFacts
 from effcli.pipeline.doctoring.findings import Checks, note, ok, problem
-from effcli.pipeline.doctoring.installed import installed, pip_install
+from effcli.pipeline.doctoring.installed import pip_install
 from effcli.pipeline.doctoring.torch_check import TorchFacts, command_for, mending
 
 OPTIMIZERS = {"bitsandbytes": "adam8bit", "torchao": "adamw8bit-ao"}
@@ -48,7 +49,7 @@ def check_optimizer(package: str, reply: Reply | None, device_works: bool) -> Ch
 
     `device_works` says whether torch itself made a step on the device, without which an optimizer proves nothing.
     """
-    found, name = installed(package), OPTIMIZERS[package]
+    found, name = installed_version(package), OPTIMIZERS[package]
     if found is None or reply is None:
         return (_missing(package),)
     if reply.answer is None and not device_works:
