@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from accelerate import Accelerator
-from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DistributedDataParallelKwargs
 
 from effcli.engines.base import Job, UpdateResult
 from effcli.engines.distributing import replica_settings, whole
 from effcli.engines.precision import check_scaler
-from effcli.engines.process_state import check_spread, forget_states
+from effcli.engines.process_state import check_spread, forget_states, own_batches
 from effcli.engines.window import run_windows, window_items, window_loss
 
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "bf16-pure": "no"}
@@ -23,10 +22,10 @@ def run(job: Job) -> None:
     Accumulation is not left to `Accelerator.accumulate()`: it divides every window by the configured number of
     micro-batches, a short last one too, and weighs micro-batches alike whatever their item counts (accelerate 1.15).
     The schedule stays unprepared, because a prepared one steps once per process. So do the batches but for their
-    device: they are this process's alone already, and accelerate would deal them out once more. A sharded model is
-    prepared as for evaluation, which leaves out nothing but the wrapper of replicas: it is sharded before its optimizer
-    is made, the same in every engine. accelerate's own plugin shards afterwards and in other groups, on CUDA alone, and
-    state that an optimizer makes early then stays whole beside the shards.
+    device (`own_batches`). A sharded model is prepared as for evaluation, which leaves out nothing but the wrapper of
+    replicas: it is sharded before its optimizer is made, the same in every engine. accelerate's own plugin shards
+    afterwards and in other groups, on CUDA alone, and state that an optimizer makes early then stays whole beside the
+    shards.
     """
     loop, is_sharded = job.loop, job.loop.shard == "fsdp"
     forget_states()  # an earlier run must not decide this one's precision
@@ -38,7 +37,7 @@ def run(job: Job) -> None:
     check_scaler(loop, accelerator.scaler)
     model = accelerator.prepare_model(job.model, evaluation_mode=is_sharded)
     optimizer = accelerator.prepare_optimizer(job.optimizer, device_placement=False if is_sharded else None)
-    loader = prepare_data_loader(job.loader, accelerator.device, num_processes=1, process_index=0, put_on_device=True)
+    loader = own_batches(job.loader, accelerator.device)
     check_spread(accelerator, model, loop)
     job.observer.train_begin(accelerator.scaler)
     model.train()

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
-from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import InitProcessGroupKwargs
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from effcli.engines.base import Job, Loop, UpdateResult
 from effcli.engines.flat_partitions import FlatPartitions
-from effcli.engines.process_state import forget_states
+from effcli.engines.process_state import forget_states, own_batches
 from effcli.engines.window import run_windows, window_items, window_loss
 from effcli.errors import DeviceError
 from effcli.ranks.group import backend_of, world_size
@@ -42,7 +41,7 @@ def run(job: Job) -> None:
     inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     model = _prepared(job, inner)
     partitions.made(model.optimizer, job.model, optimizer)
-    loader = prepare_data_loader(job.loader, model.device, num_processes=1, process_index=0, put_on_device=True)
+    loader = own_batches(job.loader, model.device)
     job.observer.train_begin(None)
     model.train()
 

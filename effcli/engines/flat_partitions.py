@@ -16,8 +16,8 @@ import torch.distributed as dist
 from effcli.errors import TrainingFailedError
 from effcli.ranks.group import is_main, rank, world_size
 
-_STEP = "step"
-"""Key of a count, which every process holds."""
+STEP = "step"
+"""Key of a count in the state of a parameter, which every process holds: a tensor of one element is no share then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ class FlatPartitions:
         entries: dict[str, dict[str, Any]] = {name: {} for name in order}
         for flat in self.flats:
             for key, value in self._optimizer.state[flat.partition].items():
-                if key != _STEP and isinstance(value, torch.Tensor) and value.dim():
+                if key != STEP and isinstance(value, torch.Tensor) and value.dim():
                     if value.shape != flat.partition.shape:
                         raise TrainingFailedError(f"the optimizer's {key} cannot be taken apart into parameters")
                     for name, tensor in flat.whole(value).items():
@@ -200,6 +200,6 @@ class FlatPartitions:
     @staticmethod
     def _mine(flat: Flat, key: str, values: Sequence[Any]) -> Any:
         """Return this process's part of an entry of state, given that of each parameter of a flat tensor."""
-        if key != _STEP and isinstance(values[0], torch.Tensor) and values[0].dim():
+        if key != STEP and isinstance(values[0], torch.Tensor) and values[0].dim():
             return flat.mine(dict(zip(flat.names, values, strict=True))).to(flat.partition.device)
         return values[0].clone() if isinstance(values[0], torch.Tensor) else values[0]

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.nn.parallel import DistributedDataParallel
 
+from effcli.data.batches import EpochLoader
 from effcli.engines.base import Loop
 from effcli.engines.distributing import check_sharded
 from effcli.engines.surroundings import without_launcher_settings
@@ -21,6 +23,13 @@ def forget_states() -> None:
     """Forget device, precision and accumulation of an earlier `Accelerator`, which would decide those of the next."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+def own_batches(loader: EpochLoader, device: torch.device) -> EpochLoader:
+    """Return the batches on a device. They are this process's alone already: accelerate is told that there is one
+    process, or it would deal them out once more."""
+    placed: EpochLoader = prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)
+    return placed
 
 
 def check_spread(accelerator: Accelerator, model: torch.nn.Module, loop: Loop) -> None:

@@ -16,12 +16,9 @@ from safetensors.torch import load_file, load_model, save_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from effcli.engines.flat_partitions import FlatPartitions
+from effcli.engines.flat_partitions import STEP, FlatPartitions
 from effcli.errors import TrainingFailedError
 from effcli.ranks.group import gathered, is_main, largest
-
-STEP = "step"
-"""Key of a count in the state of a parameter, which every process holds: a tensor of one element is no share then."""
 
 SHARES = "shares of ranks"
 """Key of state in few bits that was cut: its value are the shares, in the order of the ranks."""
