@@ -61,6 +61,11 @@ class BatchFacts(Fact):
     world_size: int
     effective: int
 
+    @classmethod
+    def of(cls, *, micro: int, accum: int, world_size: int) -> BatchFacts:
+        """Return the facts with the product, the rows of an update."""
+        return cls(micro=micro, accum=accum, world_size=world_size, effective=micro * accum * world_size)
+
 
 class GroupFacts(Fact):
     """One parameter group of the optimizer."""

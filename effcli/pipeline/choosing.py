@@ -181,7 +181,7 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     entry, hyper = described.entries[candidate.optimizer], described.settled[candidate.optimizer]
     dtype = weights_dtype(candidate.precision)
     parameters = [replace(parameter, dtype=dtype) for parameter in described.parameters]
-    micro, accum, gpus = candidate.batch_size, candidate.accum, question.gpus
+    gpus = question.gpus
     held = held_by_rank_0(entry, hyper, parameters, question.sharding(candidate), candidate.precision)
     learnt, model = described.shapes.task in get_args(Task), shlex.quote(described.known.name)
     flags = chosen_flags(candidate, question.spec, entry.name, learnt=learnt)
@@ -190,7 +190,7 @@ def _configuration(planned: Planned, question: _Question, gpu_bytes: int) -> Con
     return Configuration(
         optimizer=entry.name,
         precision=candidate.precision,
-        batch=BatchFacts(micro=micro, accum=accum, world_size=gpus, effective=micro * accum * gpus),
+        batch=BatchFacts.of(micro=candidate.batch_size, accum=candidate.accum, world_size=gpus),
         gradient_checkpointing=candidate.recompute,
         shard=candidate.shard,
         weights_bytes=held.weights_bytes,

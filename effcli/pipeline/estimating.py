@@ -158,7 +158,7 @@ def describe(spec: EstimateSpec) -> Described:
     else:
         parameters = _held(shapes, spec)
     for entry, hyper in zip(entries, settled, strict=True):
-        if sharding.world_size > 1:
+        if sharding.has_many:
             check_on_shares(entry, hyper, sharding.shard)
     held = spread(parameters, sharding, spec.loop.precision)
     local = held[0].parameters if held else parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from effcli import __version__
@@ -21,6 +20,7 @@ from effcli.memory.plan import MemoryPlan, exact_plan
 from effcli.memory.state import paged_notes, predict_state
 from effcli.models.lora import plain_model
 from effcli.optim.groups import split_groups
+from effcli.packages import installed_version
 from effcli.pipeline.amounts import model_facts, optimizer_facts
 from effcli.pipeline.ranks import distribution, spread
 from effcli.units import Placement, format_bytes
@@ -42,7 +42,7 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
     Raises:
         UsageError: a parameter cannot be sharded as asked.
     """
-    loop, world_size = prepared.spec.loop, prepared.launch.world_size
+    loop = prepared.spec.loop
     held = spread(built.parameters, prepared.sharding, loop.precision)
     state = predict_state(prepared.entry, held[0].parameters, built.hyper) if held else built.state
     model = model_facts(
@@ -68,12 +68,7 @@ def planned_record(prepared: Prepared, built: Built, plan: MemoryPlan | None, *,
         distribution=distribution(prepared.sharding),
         model=model,
         optimizer=optimizer.model_copy(update={"plan": plan}),
-        batch=BatchFacts(
-            micro=loop.batch_size,
-            accum=loop.accum,
-            world_size=world_size,
-            effective=loop.batch_size * loop.accum * world_size,
-        ),
+        batch=BatchFacts.of(micro=loop.batch_size, accum=loop.accum, world_size=prepared.launch.world_size),
         groups=tuple(
             GroupFacts(
                 weight_decay=group["weight_decay"],
@@ -118,12 +113,6 @@ def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
     """Return versions, machine and device; no name of host or user beyond the paths that were given."""
     import torch
 
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     device = prepared.device
     return {
         "effcli": __version__,
@@ -134,7 +123,7 @@ def environment(prepared: Prepared, out: str | None) -> dict[str, Any]:
         "device": str(device),
         "allocator_settings": allocator_settings() if device.type == "cuda" else None,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "packages": versions,
+        "packages": {package: installed_version(package) for package in PACKAGES},
         "out": out,
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from effcli.errors import UsageError
 from effcli.memory.sharding.share import is_zero
 from effcli.optim.entry import Hyper, OptimizerEntry
@@ -120,6 +122,12 @@ def saving_fault(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> str | Non
             "checkpoint could be taken apart"
         )
     return None
+
+
+def training_faults(entry: OptimizerEntry, hyper: Hyper, shard: Shard, precision: str) -> Iterator[str]:
+    """Yield why an optimizer is not trained on shards of a kind, as a sentence's beginning; nothing where it is."""
+    faults = (precision_fault(shard, precision), step_fault(entry, shard, precision), saving_fault(entry, hyper, shard))
+    yield from filter(None, faults)
 
 
 def check_savable(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> None:

@@ -84,12 +84,7 @@ def peak_facts(spec: EstimateSpec, given: Room) -> PeakFacts:
     loop = spec.loop
     return PeakFacts(
         device=loop.device,
-        batch=BatchFacts(
-            micro=loop.batch_size,
-            accum=loop.accum,
-            world_size=loop.world_size,
-            effective=loop.batch_size * loop.accum * loop.world_size,
-        ),
+        batch=BatchFacts.of(micro=loop.batch_size, accum=loop.accum, world_size=loop.world_size),
         max_length=spec.data.max_length,
         max_target_length=spec.data.max_target_length,
         gradient_checkpointing=loop.gradient_checkpointing,

@@ -13,14 +13,14 @@ from effcli.memory.state import StateSummary, predict_state
 from effcli.optim import registry
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.optim.overrides import Override
-from effcli.pipeline.launching import precision_fault, saving_fault, step_fault
+from effcli.pipeline.launching import training_faults
 from effcli.spec import Precision, Shard
 from effcli.units import ParamInfo
 
 
 def distribution(sharding: Sharding) -> DistributionFacts | None:
     """Return how a run is spread, for its record; None for one process."""
-    if sharding.world_size == 1:
+    if not sharding.has_many:
         return None
     return DistributionFacts(world_size=sharding.world_size, shard=sharding.shard)
 
@@ -42,12 +42,10 @@ def mode_notes(
     sharding: Sharding, precision: Precision, optimizers: Iterable[tuple[OptimizerEntry, Hyper]]
 ) -> tuple[str, ...]:
     """Return a sentence on each thing that is estimated and that `effcli train` refuses."""
-    if sharding.world_size == 1:
+    if not sharding.has_many:
         return ()
-    faults = [precision_fault(sharding.shard, precision)]
-    for entry, hyper in optimizers:
-        faults += (step_fault(entry, sharding.shard, precision), saving_fault(entry, hyper, sharding.shard))
-    return tuple(f"Estimated, and not trained: {fault}." for fault in faults if fault)
+    faults = (fault for pair in optimizers for fault in training_faults(*pair, sharding.shard, precision))
+    return tuple(f"Estimated, and not trained: {fault}." for fault in dict.fromkeys(faults))
 
 
 def check_layers(sharding: Sharding) -> None:
@@ -69,7 +67,7 @@ def spread(parameters: Sequence[ParamInfo], sharding: Sharding, precision: Preci
     Raises:
         UsageError: a parameter cannot be sharded so.
     """
-    return () if sharding.world_size == 1 else shares(parameters, sharding, precision)
+    return () if not sharding.has_many else shares(parameters, sharding, precision)
 
 
 def check_on_shares(entry: OptimizerEntry, hyper: Hyper, shard: Shard) -> None:

@@ -10,7 +10,7 @@ from effcli.memory.sharding.share import Sharding
 from effcli.memory.sharding.shares import shares
 from effcli.optim.entry import Hyper, OptimizerEntry
 from effcli.pipeline.estimating import Described
-from effcli.pipeline.launching import precision_fault, saving_fault, step_fault
+from effcli.pipeline.launching import training_faults
 from effcli.pipeline.ranks import check_on_shares, rank_amounts
 from effcli.search_spec import SearchedLoopSpec
 from effcli.spec import Shard
@@ -80,12 +80,7 @@ def held_by_rank_0(
 def _fault(
     entry: OptimizerEntry, hyper: Hyper, precision: str, parameters: Sequence[ParamInfo], sharding: Sharding
 ) -> str | None:
-    fault = (
-        precision_fault(sharding.shard, precision)
-        or step_fault(entry, sharding.shard, precision)
-        or saving_fault(entry, hyper, sharding.shard)
-    )
-    if fault:
+    if fault := next(training_faults(entry, hyper, sharding.shard, precision), None):
         return fault
     try:
         check_on_shares(entry, hyper, sharding.shard)

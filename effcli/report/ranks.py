@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -144,5 +144,5 @@ def modes_table(record: EstimateRecord) -> Table:
     return table
 
 
-def _written(num_bytes: int | None, write: Callable[[int], str] = format_bytes) -> str:
-    return "" if num_bytes is None else write(num_bytes)
+def _written(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else format_bytes(num_bytes)

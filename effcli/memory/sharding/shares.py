@@ -17,7 +17,7 @@ def shares(parameters: Sequence[ParamInfo], sharding: Sharding, precision: str =
     Raises:
         UsageError: a parameter cannot be sharded so.
     """
-    if sharding.world_size == 1 or sharding.shard == "ddp":
+    if not sharding.has_many or sharding.shard == "ddp":
         return _replicated(parameters, sharding.world_size)
     if sharding.shard == "fsdp":
         return fully_sharded_shares(parameters, sharding.world_size)
